@@ -1,0 +1,1 @@
+//! The `__cluster` state machine and what acts on it.

@@ -1,0 +1,1 @@
+//! The outside world, one seam each: file system, clock.

@@ -1,0 +1,1 @@
+//! Who is alive: foca over UDP.

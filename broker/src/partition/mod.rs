@@ -1,0 +1,1 @@
+//! One replica of one partition.

@@ -1,0 +1,1 @@
+//! openraft adapters: log store, network, registry of groups.

@@ -1,0 +1,1 @@
+//! Segment files, index, recovery, flusher, tail cache. Knows no Raft.

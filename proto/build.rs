@@ -1,0 +1,17 @@
+//! Compiles the `.proto` files with protox: no protoc is needed.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let files = [
+        "qute/v1/common.proto",
+        "qute/v1/cluster.proto",
+        "qute/v1/log.proto",
+        "qute/internal/v1/peer.proto",
+        "qute/internal/v1/cluster_state.proto",
+    ];
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile(files, ["proto"])?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! What Qute brokers and clients share.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`v1`] | the public gRPC messages and services |
+//! | [`internal`] | broker-to-broker messages and services |
+//! | [`ids`] | a newtype for each id and offset |
+//! | [`batch`] | the record batch: builder and zero-copy view |
+//! | [`partition`] | which partition a key belongs to |
+//! | [`topic`] | the rules of topic names |
+
+#![warn(missing_docs)]
+
+pub mod ids;
+
+/// The public API, package `qute.v1`.
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
+pub mod v1 {
+    tonic::include_proto!("qute.v1");
+}
+
+/// Broker to broker, package `qute.internal.v1`.
+pub mod internal {
+    pub use v1::*;
+
+    /// Generated code; used through [`super::internal`].
+    #[allow(missing_docs, clippy::all, clippy::pedantic)]
+    pub mod v1 {
+        tonic::include_proto!("qute.internal.v1");
+    }
+}
