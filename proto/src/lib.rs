@@ -11,7 +11,10 @@
 
 #![warn(missing_docs)]
 
+pub mod batch;
 pub mod ids;
+pub mod partition;
+pub mod topic;
 
 /// The public API, package `qute.v1`.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
