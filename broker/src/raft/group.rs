@@ -1,0 +1,455 @@
+//! One replica of one group, as the layers above see it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::FutureExt;
+use openraft::ReadPolicy;
+use openraft::async_runtime::WatchReceiver;
+use openraft::errors::{InitializeError, LinearizableReadError, RaftError};
+use openraft::metrics::RaftServerMetrics;
+use openraft_rt_tokio::TokioWatchReceiver;
+use qute_proto::ids::{BrokerId, Offset, ReplicaId};
+use tokio::sync::{Semaphore, watch};
+
+use super::proposal::{self, Admission, Proposal, ProposalError, ProposeError};
+use super::types::{
+    Applied, CommittedLeaderId, GroupId, Metrics, Payload, Raft, ReplicaNode, Responder, TypeConfig,
+};
+
+/// Bytes of proposals that one group may have in flight, from admission to apply.
+pub const IN_FLIGHT_BYTES_MAX: usize = 32 << 20;
+
+/// Bytes of one entry, at most.
+pub const ENTRY_BYTES_MAX: usize = 8 << 20;
+
+/// How far a replica has applied its log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AppliedMark {
+    /// Term of the last applied entry; 0 before the first.
+    pub term: u64,
+    /// One past the Raft index of the last applied entry; 0 before the first.
+    pub next_index: u64,
+    /// One past the last applied record: the high watermark.
+    pub next_offset: Offset,
+}
+
+/// A leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// Its replica.
+    pub replica: ReplicaId,
+    /// The broker that hosts it.
+    pub broker: BrokerId,
+}
+
+/// Who leads a group, as this replica knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leadership {
+    /// This replica's term: the leader epoch of whoever leads in it.
+    pub term: u64,
+    /// The leader that a quorum has granted in that term, if this replica has heard of one.
+    pub leader: Option<Leader>,
+    /// This replica is that leader. It may serve once it has applied an entry of `term`
+    /// ([`AppliedMark::term`]).
+    pub is_local: bool,
+}
+
+impl Leadership {
+    fn of(metrics: &RaftServerMetrics<TypeConfig>) -> Self {
+        let leader = metrics.current_leader.and_then(|id| {
+            let node = metrics.membership_config.get_node(&id)?;
+            Some(Leader {
+                replica: ReplicaId(id),
+                broker: node.broker,
+            })
+        });
+        Self {
+            term: metrics.vote.leader_id.term,
+            leader,
+            is_local: metrics.state.is_leader(),
+        }
+    }
+}
+
+/// Follows who leads a group. Costs no task.
+#[derive(Clone)]
+pub struct LeadershipWatch {
+    metrics: TokioWatchReceiver<RaftServerMetrics<TypeConfig>>,
+    seen: Leadership,
+}
+
+impl LeadershipWatch {
+    /// Who leads now.
+    #[must_use]
+    pub fn current(&self) -> Leadership {
+        Leadership::of(&self.metrics.borrow_watched())
+    }
+
+    /// Waits until it differs from what was last returned here (or from what it was when the watch
+    /// was made); `None` once the replica has stopped.
+    ///
+    /// # Cancel safety
+    /// Safe: nothing is lost by dropping it.
+    pub async fn changed(&mut self) -> Option<Leadership> {
+        loop {
+            let now = Leadership::of(&self.metrics.borrow_and_update());
+            if now != self.seen {
+                self.seen = now;
+                return Some(now);
+            }
+            self.metrics.changed().await.ok()?;
+        }
+    }
+}
+
+/// A leader that has proven, by a round to a quorum begun after the call, that it still leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Confirmed {
+    /// The term it leads in.
+    pub term: u64,
+    /// Everything committed before the call is at or below this index, and applied here.
+    pub read_index: u64,
+}
+
+/// A replica that could not prove that it leads.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfirmError {
+    /// It does not lead.
+    #[error("not the leader")]
+    NotLeader {
+        /// Who leads, if known.
+        leader: Option<Leader>,
+    },
+    /// No quorum answered in time. Retriable.
+    #[error("no quorum answered")]
+    NoQuorum,
+    /// The replica has stopped.
+    #[error("the replica has stopped")]
+    Stopped,
+}
+
+/// A change of members that was not made, or may not have been.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MembersError {
+    /// This replica does not lead.
+    #[error("not the leader")]
+    NotLeader {
+        /// Who leads, if known.
+        leader: Option<Leader>,
+    },
+    /// openraft refused it: another change is in progress, an unknown learner, no voters, ...
+    #[error("membership change refused: {0}")]
+    Refused(String),
+    /// It was begun and did not end in time.
+    #[error("membership change did not finish in time")]
+    Timeout,
+    /// The replica has stopped.
+    #[error("the replica has stopped")]
+    Stopped,
+}
+
+pub(super) struct Inner {
+    pub(super) id: GroupId,
+    pub(super) replica: ReplicaId,
+    pub(super) raft: Raft,
+    pub(super) applied: watch::Receiver<AppliedMark>,
+    pub(super) in_flight: Arc<Semaphore>,
+}
+
+/// One replica of one group. Cheap to clone; all clones are the same replica.
+#[derive(Clone)]
+pub struct GroupHandle {
+    pub(super) inner: Arc<Inner>,
+}
+
+impl GroupHandle {
+    /// The group.
+    #[must_use]
+    pub fn id(&self) -> GroupId {
+        self.inner.id
+    }
+
+    /// This replica: its Raft node id.
+    #[must_use]
+    pub fn replica(&self) -> ReplicaId {
+        self.inner.replica
+    }
+
+    /// openraft's handle, for what this one has no name for.
+    #[must_use]
+    pub fn raft(&self) -> &Raft {
+        &self.inner.raft
+    }
+
+    /// Who leads now.
+    #[must_use]
+    pub fn leadership(&self) -> Leadership {
+        Leadership::of(&self.inner.raft.server_metrics().borrow_watched())
+    }
+
+    /// Follows who leads.
+    #[must_use]
+    pub fn watch_leadership(&self) -> LeadershipWatch {
+        let metrics = self.inner.raft.server_metrics();
+        let seen = Leadership::of(&metrics.borrow_watched());
+        LeadershipWatch { metrics, seen }
+    }
+
+    /// How far this replica has applied: `next_offset` is the high watermark.
+    #[must_use]
+    pub fn applied(&self) -> AppliedMark {
+        *self.inner.applied.borrow()
+    }
+
+    /// Follows how far this replica has applied.
+    #[must_use]
+    pub fn watch_applied(&self) -> watch::Receiver<AppliedMark> {
+        self.inner.applied.clone()
+    }
+
+    /// A copy of openraft's metrics.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        self.inner.raft.metrics().borrow_watched().clone()
+    }
+
+    /// Leave to propose an entry of `bytes`, at once or not at all.
+    ///
+    /// # Errors
+    /// [`ProposeError::Busy`], [`ProposeError::StorageFull`], [`ProposeError::TooLarge`],
+    /// [`ProposeError::Stopped`].
+    pub fn try_admit(&self, bytes: usize) -> Result<Admission, ProposeError> {
+        let permits = permits(bytes)?;
+        let in_flight = Arc::clone(&self.inner.in_flight)
+            .try_acquire_many_owned(permits)
+            .map_err(|_| ProposeError::Busy)?;
+        Ok(Admission {
+            bytes,
+            in_flight,
+            space: None,
+        })
+    }
+
+    /// Leave to propose an entry of `bytes`, after waiting for those in flight.
+    ///
+    /// The wait is as long as the group commits nothing: give it a deadline.
+    ///
+    /// # Errors
+    /// As [`try_admit`](Self::try_admit), but for `Busy`.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait gives its place in the queue back.
+    pub async fn admit(&self, bytes: usize) -> Result<Admission, ProposeError> {
+        let permits = permits(bytes)?;
+        let in_flight = Arc::clone(&self.inner.in_flight)
+            .acquire_many_owned(permits)
+            .await
+            .map_err(|_| ProposeError::Stopped)?;
+        Ok(Admission {
+            bytes,
+            in_flight,
+            space: None,
+        })
+    }
+
+    /// Submits an entry. The order of calls is the order in the log.
+    ///
+    /// With `term`, only if this replica leads in exactly that term (S11).
+    ///
+    /// # Errors
+    /// Nothing was submitted: [`ProposeError`]. After submission errors come from the
+    /// [`Proposal`].
+    pub fn propose(
+        &self,
+        admission: Admission,
+        mut payload: Payload,
+        term: Option<u64>,
+    ) -> Result<Proposal, ProposeError> {
+        if payload.bytes.len() > admission.bytes {
+            return Err(ProposeError::TooLarge {
+                size: payload.bytes.len(),
+                size_max: admission.bytes,
+            });
+        }
+        payload.space = admission.space;
+        let (responder, answer) = Responder::new(Some(admission.in_flight));
+        let mut write = self.inner.raft.write(payload).responder(responder);
+        if let Some(term) = term {
+            write = write.with_leader(CommittedLeaderId::new(term));
+        }
+        // One poll sends it: the core's channel has room, or nothing was sent. Unconstrained, or
+        // a task that has used up its budget would be told to wait.
+        match tokio::task::unconstrained(write.into_future()).now_or_never() {
+            Some(Ok(())) => Ok(Proposal { answer }),
+            Some(Err(_fatal)) => Err(ProposeError::Stopped),
+            None if self.inner.raft.server_metrics().borrow_watched().state
+                == openraft::ServerState::Shutdown =>
+            {
+                Err(ProposeError::Stopped)
+            }
+            None => Err(ProposeError::Busy),
+        }
+    }
+
+    /// Proposes a command and waits until it is applied: admit, propose, wait.
+    ///
+    /// # Errors
+    /// [`ProposalError`]; a refusal to submit counts as one that wrote nothing.
+    ///
+    /// # Cancel safety
+    /// A dropped call may have submitted the command.
+    pub async fn command(
+        &self,
+        command: Bytes,
+        broker_time_ms: u64,
+        term: Option<u64>,
+    ) -> Result<Applied, CommandError> {
+        let admission = self.admit(command.len()).await?;
+        let proposal = self.propose(admission, Payload::command(command, broker_time_ms), term)?;
+        Ok(proposal.await?)
+    }
+
+    /// ReadIndex: proves that this replica leads, and waits until it has applied everything
+    /// committed before the call (S14: nothing reads by lease).
+    ///
+    /// # Errors
+    /// [`ConfirmError`].
+    pub async fn confirm(&self, deadline: Duration) -> Result<Confirmed, ConfirmError> {
+        let round = self.inner.raft.ensure_linearizable(ReadPolicy::ReadIndex);
+        match tokio::time::timeout(deadline, round).await {
+            Err(_elapsed) => Err(ConfirmError::NoQuorum),
+            Ok(Ok(read)) => Ok(Confirmed {
+                term: read.committed_leader_id().term,
+                read_index: read.index(),
+            }),
+            Ok(Err(RaftError::Fatal(_))) => Err(ConfirmError::Stopped),
+            Ok(Err(RaftError::APIError(LinearizableReadError::ForwardToLeader(to)))) => {
+                Err(ConfirmError::NotLeader {
+                    leader: proposal::leader(&to),
+                })
+            }
+            Ok(Err(RaftError::APIError(LinearizableReadError::QuorumNotEnough(_)))) => {
+                Err(ConfirmError::NoQuorum)
+            }
+        }
+    }
+
+    /// Makes `members` the voters of an empty group. `false`: it already has a log or a vote.
+    ///
+    /// S10: only the replicas of a partition's first placement may call it, with exactly that set.
+    ///
+    /// # Errors
+    /// [`MembersError::Refused`] if this replica is not among them, [`MembersError::Stopped`].
+    pub async fn initialize(
+        &self,
+        members: BTreeMap<ReplicaId, BrokerId>,
+    ) -> Result<bool, MembersError> {
+        let nodes: BTreeMap<u64, ReplicaNode> = members
+            .into_iter()
+            .map(|(replica, broker)| (replica.0, ReplicaNode { broker }))
+            .collect();
+        match self.inner.raft.initialize(nodes).await {
+            Ok(()) => Ok(true),
+            Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(false),
+            Err(RaftError::APIError(error @ InitializeError::NotInMembers(_))) => {
+                Err(MembersError::Refused(error.to_string()))
+            }
+            Err(RaftError::Fatal(_)) => Err(MembersError::Stopped),
+        }
+    }
+
+    /// Adds a learner, without waiting for it to catch up. Returns the index of the change.
+    ///
+    /// # Errors
+    /// [`MembersError`].
+    pub async fn add_learner(
+        &self,
+        replica: ReplicaId,
+        broker: BrokerId,
+        deadline: Duration,
+    ) -> Result<u64, MembersError> {
+        let change = self
+            .inner
+            .raft
+            .add_learner(replica.0, ReplicaNode { broker }, false);
+        member_change(deadline, change).await
+    }
+
+    /// Makes exactly `voters` the voters, in one joint change; with `retain`, former voters stay
+    /// as learners. Returns the index of the final change.
+    ///
+    /// # Errors
+    /// [`MembersError`].
+    pub async fn set_voters(
+        &self,
+        voters: BTreeSet<ReplicaId>,
+        retain: bool,
+        deadline: Duration,
+    ) -> Result<u64, MembersError> {
+        let voters: BTreeSet<u64> = voters.into_iter().map(|replica| replica.0).collect();
+        let change = self.inner.raft.change_membership(voters, retain);
+        member_change(deadline, change).await
+    }
+
+    /// Asks this replica to stand for election now, with pre-vote.
+    ///
+    /// # Errors
+    /// [`ProposeError::Stopped`].
+    pub async fn elect(&self) -> Result<(), ProposeError> {
+        self.inner
+            .raft
+            .trigger()
+            .elect(true)
+            .await
+            .map_err(|_| ProposeError::Stopped)
+    }
+}
+
+/// A command that was not applied, or may not have been.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// It was not submitted.
+    #[error(transparent)]
+    NotSubmitted(#[from] ProposeError),
+    /// It was submitted; [`ProposalError::is_unwritten`] says more.
+    #[error(transparent)]
+    Failed(#[from] ProposalError),
+}
+
+fn permits(bytes: usize) -> Result<u32, ProposeError> {
+    if bytes > ENTRY_BYTES_MAX {
+        return Err(ProposeError::TooLarge {
+            size: bytes,
+            size_max: ENTRY_BYTES_MAX,
+        });
+    }
+    // At least one, so that empty entries are bounded too.
+    u32::try_from(bytes.max(1)).map_err(|_| ProposeError::Busy)
+}
+
+async fn member_change(
+    deadline: Duration,
+    change: impl Future<
+        Output = Result<
+            openraft::raft::ClientWriteResponse<TypeConfig>,
+            RaftError<TypeConfig, openraft::errors::ClientWriteError<TypeConfig>>,
+        >,
+    >,
+) -> Result<u64, MembersError> {
+    use openraft::errors::ClientWriteError;
+    match tokio::time::timeout(deadline, change).await {
+        Err(_elapsed) => Err(MembersError::Timeout),
+        Ok(Ok(response)) => Ok(response.log_id.index),
+        Ok(Err(RaftError::Fatal(_))) => Err(MembersError::Stopped),
+        Ok(Err(RaftError::APIError(ClientWriteError::ForwardToLeader(to)))) => {
+            Err(MembersError::NotLeader {
+                leader: proposal::leader(&to),
+            })
+        }
+        Ok(Err(RaftError::APIError(error))) => Err(MembersError::Refused(error.to_string())),
+    }
+}
