@@ -12,6 +12,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure()
         .bytes(".")
+        // Checkpoints of `__cluster` encode in one order.
+        .btree_map(".qute.internal.v1")
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,1 +1,13 @@
 //! The `__cluster` state machine and what acts on it.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | [`state`] | the pure state machine over `ClusterCommand` |
+//! | [`view`] | the immutable picture that it publishes |
+//! | [`settings`] | topic settings: keys, values, defaults |
+//! | [`placement`] | where replicas go: pure functions |
+
+pub mod placement;
+pub mod settings;
+pub mod state;
+pub mod view;
