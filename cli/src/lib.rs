@@ -1,1 +1,67 @@
-//! Placeholder.
+//! The `qute` command: Qute at a terminal.
+//!
+//! A library, so that the parts can be tested; the binary only calls [`main`].
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`args`] | the command line, checked before anything connects |
+//! | [`text`] | the small languages in it: formats, positions, durations |
+//! | [`commands`] | one module per command |
+//! | [`lines`] | standard input, split into lines |
+//! | [`sink`] | standard output for streams of records |
+//! | [`output`] | results as tables and JSON |
+//! | [`interrupt`] | SIGINT and SIGTERM |
+//! | [`exit`] | exit codes and the line an error becomes |
+//!
+//! Data goes to standard output, everything else to standard error. A command returns its exit
+//! code or a [`exit::Failure`], which is printed here and nowhere else.
+
+pub mod args;
+pub mod commands;
+pub mod exit;
+pub mod interrupt;
+pub mod lines;
+pub mod output;
+pub mod sink;
+pub mod text;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+
+use args::{Cli, Command};
+use exit::{Exit, Failure};
+
+/// Runs `qute` with these arguments, the program's name first.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come this way too, with exit code 0. A closed output is no news.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
+        }
+    };
+    match run(cli) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            output::say(&failure);
+            failure.exit.into()
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<Exit, Failure> {
+    match cli.command {
+        Command::PartitionOf(args) => commands::partition_of::run(&args),
+        Command::Completion { shell } => completion(shell),
+        _ => Err(Failure::error("not yet")),
+    }
+}
+
+fn completion(shell: clap_complete::Shell) -> Result<Exit, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "qute", &mut script);
+    output::print_text(&String::from_utf8_lossy(&script))
+}
