@@ -1,5 +1,7 @@
 //! Compiles the `.proto` files with protox: no protoc is needed.
 
+use prost::Message;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = [
         "qute/v1/common.proto",
@@ -10,6 +12,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ];
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(files, ["proto"])?;
+    // For gRPC reflection.
+    let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(".")
         // Checkpoints of `__cluster` encode in one order.

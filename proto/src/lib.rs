@@ -16,6 +16,9 @@ pub mod ids;
 pub mod partition;
 pub mod topic;
 
+/// The encoded descriptors of all messages and services, for gRPC reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
 /// The public API, package `qute.v1`.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {
