@@ -14,6 +14,7 @@
 //! | [`http`] | `/metrics`, `/healthz`, `/readyz` |
 
 pub mod api;
+pub mod broker;
 pub mod config;
 pub mod controller;
 pub mod env;

@@ -67,8 +67,10 @@ impl Args {
             ("expect", &expect),
             ("rack", &self.rack),
         ];
-        let values =
-            given.into_iter().filter_map(|(key, value)| Some((key, value.clone()?))).collect();
+        let values = given
+            .into_iter()
+            .filter_map(|(key, value)| Some((key, value.clone()?)))
+            .collect();
         Overrides { values }
     }
 }
@@ -77,7 +79,10 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let filter = EnvFilter::try_from_env("QUTE_LOG")
         .unwrap_or_else(|_| EnvFilter::new("info,openraft=warn,foca=warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
 
     let environment = std::env::vars().filter(|(key, _)| key != "QUTE_CONFIG");
     let config = match Config::load(args.config.as_deref(), environment, &args.overrides()) {
@@ -87,7 +92,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("qute-broker: cannot start the runtime: {error}");
@@ -101,14 +109,16 @@ fn main() -> ExitCode {
 }
 
 async fn run(config: Config) -> ExitCode {
-    let (mut terminate, mut interrupt) =
-        match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-            (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
-            (Err(error), _) | (_, Err(error)) => {
-                eprintln!("qute-broker: cannot listen for signals: {error}");
-                return ExitCode::FAILURE;
-            }
-        };
+    let (mut terminate, mut interrupt) = match (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    ) {
+        (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
+        (Err(error), _) | (_, Err(error)) => {
+            eprintln!("qute-broker: cannot listen for signals: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let broker = tokio::select! {
         started = Broker::start(config) => match started {
             Ok(broker) => broker,

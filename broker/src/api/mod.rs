@@ -1,1 +1,3 @@
 //! The gRPC services, one file each.
+
+pub mod server;
