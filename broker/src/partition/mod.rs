@@ -1,1 +1,3 @@
 //! One replica of one partition.
+
+pub mod producers;
