@@ -1,3 +1,8 @@
 //! One replica of one partition.
 
+pub mod directory;
+pub mod error;
+pub mod intake;
+pub mod ledger;
+pub mod machine;
 pub mod producers;

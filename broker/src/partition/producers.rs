@@ -455,10 +455,7 @@ mod tests {
         let table = table_with(&[(7, 0, 0, 4), (7, 0, 4, 4)]);
         assert_eq!(table.judge(&stamp(7, 0, 0, 8)), Verdict::Overlapping);
         assert_eq!(table.judge(&stamp(7, 0, 6, 4)), Verdict::Overlapping);
-        assert_eq!(
-            table.judge(&stamp(7, 0, 4, u32::MAX)),
-            Verdict::Overlapping
-        );
+        assert_eq!(table.judge(&stamp(7, 0, 4, u32::MAX)), Verdict::Overlapping);
     }
 
     #[test]
@@ -558,10 +555,9 @@ mod tests {
             }
             let kept = &all[all.len().saturating_sub(BATCHES_KEPT)..];
             let end = batch.base_sequence + u64::from(batch.records);
-            match kept
-                .iter()
-                .find(|(base, records, _)| (*base, *records) == (batch.base_sequence, batch.records))
-            {
+            match kept.iter().find(|(base, records, _)| {
+                (*base, *records) == (batch.base_sequence, batch.records)
+            }) {
                 Some((_, _, offset)) => Verdict::Duplicate(Offset(*offset)),
                 None if end <= kept[0].0 => Verdict::DuplicateUnknownOffset,
                 None => Verdict::Overlapping,
