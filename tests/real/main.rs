@@ -1,0 +1,1 @@
+//! Tests against real processes on loopback.
