@@ -1,1 +1,28 @@
-//! Tests against real processes on loopback.
+//! Tests against real `qute-broker` and `qute` processes on loopback.
+//!
+//! | module | shows |
+//! | --- | --- |
+//! | `flights` | a real event stream through kills: nothing lost, doubled or reordered |
+//! | `forming` | which brokers become a cluster, and which never do (S21) |
+//! | `identity` | wiped, copied, foreign and newer data directories (S9, S23) |
+//! | `restart` | stops, kills, freezes, changed ports |
+//! | `input` | what people and networks send by mistake |
+//! | `disk` | a disk that is full |
+//! | `cost` | each record byte written once per replica |
+//! | `scale` | a hundred partitions of three replicas |
+
+mod cost;
+mod disk;
+mod flights;
+mod forming;
+mod identity;
+mod input;
+mod restart;
+mod scale;
+
+use qute_tests::binaries::Binaries;
+
+/// The programs under test.
+fn bins() -> Binaries {
+    qute_tests::binaries!()
+}

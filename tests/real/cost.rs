@@ -1,0 +1,1 @@
+//! Each record byte is written once per replica.
