@@ -1,1 +1,101 @@
-//! Each record byte is written once per replica.
+//! Each record byte is written once per replica: into the segment that consumers read.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use qute_tests::cluster::Cluster;
+use qute_tests::procfs::{self, Usage};
+use qute_tests::wait;
+
+use crate::bins;
+
+const RECORDS: u64 = 60_000;
+const VALUE_BYTES: u64 = 1_000;
+
+/// What one broker has written and holds.
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    /// To block devices, as the kernel counts.
+    written: u64,
+    /// Of it: blocks of zeros written ahead of the records.
+    prewritten: u64,
+    /// Bytes of frames in segments, as the broker counts.
+    appended: u64,
+    usage: Usage,
+}
+
+fn account(cluster: &mut Cluster, place: usize) -> Result<Account> {
+    let pid = cluster.node(place)?.process()?.pid();
+    let node = &cluster.nodes[place];
+    let metrics = node.metrics()?;
+    Ok(Account {
+        written: procfs::bytes_written(pid)?,
+        prewritten: bytes(metrics.sum("qute_storage_prewritten_bytes_total")),
+        appended: bytes(metrics.sum("qute_storage_appended_bytes_total")),
+        usage: procfs::usage(node.dir())?,
+    })
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn bytes(value: f64) -> u64 {
+    value as u64
+}
+
+#[test]
+fn record_bytes_are_written_once_per_replica() -> Result<()> {
+    let mut cluster = Cluster::start(&bins(), 3)?;
+    cluster.create_topic("t", 6, 3)?;
+    let before: Vec<Account> = (0..3)
+        .map(|place| account(&mut cluster, place))
+        .collect::<Result<_>>()?;
+
+    // Values that no file system could store in less.
+    let mut state = 1_u64;
+    let mut input = Vec::new();
+    for _ in 0..RECORDS {
+        for _ in 0..VALUE_BYTES {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            input.push(b'!' + ((state >> 33) % 90) as u8);
+        }
+        input.push(b'\n');
+    }
+    let produced = RECORDS * VALUE_BYTES;
+    cluster
+        .qute(["produce", "t"])
+        .limit(Duration::from_secs(120))
+        .run_with(&input)?
+        .ok()?;
+
+    for (place, before) in before.iter().enumerate() {
+        // A follower may be a little behind the acknowledgement.
+        let what = format!("b{place} to have every byte");
+        let after = wait::until(&what, wait::LONG, || {
+            let now = account(&mut cluster, place)?;
+            Ok((now.appended - before.appended >= produced).then_some(now))
+        })?;
+        let appended = after.appended - before.appended;
+        let prewritten = after.prewritten - before.prewritten;
+        let written = after.written - before.written;
+        let grown = after.usage.length - before.usage.length;
+        eprintln!(
+            "b{place}: produced {produced}, appended {appended}, written to the device {written}, \
+             of it ahead {prewritten}; the directory grew by {grown}"
+        );
+        // Frames and batches cost a few bytes a record.
+        ensure!(appended < produced * 11 / 10, "{appended} bytes of frames");
+        // The directory holds the frames and at most one block ahead per partition.
+        ensure!(
+            grown < appended + 6 * (8 << 20) + (8 << 20),
+            "the directory grew by {grown}"
+        );
+        // A page that takes part in several flush rounds is written in each.
+        let own = written.saturating_sub(prewritten);
+        ensure!(
+            own < appended * 3 / 2,
+            "{own} bytes written for {appended} of frames"
+        );
+    }
+    cluster.stop()
+}

@@ -19,15 +19,18 @@ const CONSUME_LIMIT: Duration = Duration::from_secs(120);
 
 /// Writes all lines at the wanted rate; counts what has been fed.
 fn feed(mut stdin: ChildStdin, fed: &AtomicUsize) -> Result<()> {
-    const TICKS_PER_SECOND: usize = 100;
+    const TICK: Duration = Duration::from_millis(10);
+    const LINES_PER_TICK: usize = LINES_PER_SECOND / 100;
     let (start, mut ticks) = (Instant::now(), 0);
-    for chunk in flights::lines()?.chunks(LINES_PER_SECOND / TICKS_PER_SECOND) {
+    for chunk in flights::lines()?.chunks(LINES_PER_TICK) {
         let mut bytes = chunk.join(&b'\n');
         bytes.push(b'\n');
-        stdin.write_all(&bytes).context("qute produce stopped reading")?;
+        stdin
+            .write_all(&bytes)
+            .context("qute produce stopped reading")?;
         fed.fetch_add(chunk.len(), Ordering::Relaxed);
         ticks += 1;
-        wait::rest_until(start + Duration::from_secs(1) * ticks / TICKS_PER_SECOND as u32);
+        wait::rest_until(start + TICK * ticks);
     }
     Ok(())
 }
@@ -62,7 +65,11 @@ fn produce_while(
         disturbed.and(fed)
     })?;
     let output = producer.finish()?.ok()?;
-    ensure!(output.stdout.is_empty(), "produce printed to standard output: {}", output.text());
+    ensure!(
+        output.stdout.is_empty(),
+        "produce printed to standard output: {}",
+        output.text()
+    );
     Ok(())
 }
 
@@ -78,11 +85,19 @@ fn verify(cluster: &Cluster) -> Result<()> {
     let mut next = [0_u64; 6];
     for line in output.text().lines() {
         let (partition, offset) = line.split_once(' ').with_context(|| line.to_owned())?;
-        let expected = next.get_mut(partition.parse::<usize>()?).context("a seventh partition")?;
-        ensure!(offset.parse::<u64>()? == *expected, "{line}, expected offset {expected}");
+        let expected = next
+            .get_mut(partition.parse::<usize>()?)
+            .context("a seventh partition")?;
+        ensure!(
+            offset.parse::<u64>()? == *expected,
+            "{line}, expected offset {expected}"
+        );
         *expected += 1;
     }
-    ensure!(next.iter().sum::<u64>() == flights::LINES as u64, "end offsets {next:?}");
+    ensure!(
+        next.iter().sum::<u64>() == flights::LINES as u64,
+        "end offsets {next:?}"
+    );
     Ok(())
 }
 

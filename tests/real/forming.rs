@@ -11,8 +11,14 @@ use crate::bins;
 
 /// The cluster id that one broker tells; `None` while it belongs to none.
 fn cluster_id(cluster: &Cluster, place: usize) -> Result<Option<String>> {
-    let address = cluster.nodes.get(place).context("no such broker")?.address();
-    let output = cluster.qute_at(&address, ["cluster", "info", "--output", "json"]).run()?;
+    let address = cluster
+        .nodes
+        .get(place)
+        .context("no such broker")?
+        .address();
+    let output = cluster
+        .qute_at(&address, ["cluster", "info", "--output", "json"])
+        .run()?;
     if output.code != Some(0) {
         return Ok(None);
     }
@@ -25,7 +31,11 @@ fn wait_one_cluster(cluster: &Cluster, brokers: usize) -> Result<()> {
         let ids = (0..cluster.nodes.len())
             .map(|place| cluster_id(cluster, place))
             .collect::<Result<BTreeSet<_>>>()?;
-        let alive = cluster.brokers()?.iter().filter(|broker| broker["state"] == "alive").count();
+        let alive = cluster
+            .brokers()?
+            .iter()
+            .filter(|broker| broker["state"] == "alive")
+            .count();
         Ok(ids.len() == 1 && !ids.contains(&None) && alive == brokers)
     })
 }
@@ -35,14 +45,24 @@ fn broker_without_seeds_is_a_cluster_of_one() -> Result<()> {
     let cluster = Cluster::start(&bins(), 1)?;
     let address = cluster.nodes[0].http();
     ensure!(http::get(&address, "/healthz")?.status == 200);
-    ensure!(http::get(&address, "/metrics")?.body.contains("# TYPE qute_"));
+    ensure!(
+        http::get(&address, "/metrics")?
+            .body
+            .contains("# TYPE qute_")
+    );
     ensure!(http::get(&address, "/nowhere")?.status == 404);
     cluster.qute(["cluster", "info"]).run()?.ok()?;
     cluster.qute(["topic", "create", "t"]).run()?.ok()?;
-    cluster.qute(["produce", "t"]).run_with(b"one\ntwo\n")?.ok()?;
+    cluster
+        .qute(["produce", "t"])
+        .run_with(b"one\ntwo\n")?
+        .ok()?;
     let output = cluster.qute(["consume", "t", "-e"]).run()?.ok()?;
     let lines: BTreeSet<String> = output.text().lines().map(str::to_owned).collect();
-    ensure!(lines == BTreeSet::from(["one".into(), "two".into()]), "{lines:?}");
+    ensure!(
+        lines == BTreeSet::from(["one".into(), "two".into()]),
+        "{lines:?}"
+    );
     cluster.stop()
 }
 
@@ -50,13 +70,27 @@ fn broker_without_seeds_is_a_cluster_of_one() -> Result<()> {
 fn three_brokers_form_one_cluster() -> Result<()> {
     let cluster = Cluster::start(&bins(), 3)?;
     wait_one_cluster(&cluster, 3)?;
-    let names: Vec<Value> = cluster.brokers()?.iter().map(|b| b["name"].clone()).collect();
-    let names: BTreeSet<String> =
-        names.iter().filter_map(Value::as_str).map(str::to_owned).collect();
-    ensure!(names == BTreeSet::from(["b0".into(), "b1".into(), "b2".into()]), "{names:?}");
+    let names: Vec<Value> = cluster
+        .brokers()?
+        .iter()
+        .map(|b| b["name"].clone())
+        .collect();
+    let names: BTreeSet<String> = names
+        .iter()
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect();
+    ensure!(
+        names == BTreeSet::from(["b0".into(), "b1".into(), "b2".into()]),
+        "{names:?}"
+    );
     for broker in cluster.brokers()? {
         let (id, address) = (&broker["id"], &broker["address"]);
-        ensure!(id.as_str().is_some_and(|id| id.parse::<u64>().is_ok_and(|id| id != 0)), "{id}");
+        ensure!(
+            id.as_str()
+                .is_some_and(|id| id.parse::<u64>().is_ok_and(|id| id != 0)),
+            "{id}"
+        );
         let known = cluster.nodes.iter().any(|node| *address == node.address());
         ensure!(known, "unknown address {address}");
     }
@@ -71,10 +105,16 @@ fn seed_unreachable_broker_waits_and_says_so() -> Result<()> {
     cluster.start_one(1)?;
     for place in [0, 1] {
         cluster.node(place)?.wait_says(&missing)?;
-        ensure!(!cluster.node(place)?.is_ready()?, "ready without its cluster");
+        ensure!(
+            !cluster.node(place)?.is_ready()?,
+            "ready without its cluster"
+        );
         ensure!(http::get(&cluster.nodes[place].http(), "/healthz")?.status == 200);
         let address = cluster.nodes[place].address();
-        cluster.qute_at(&address, ["cluster", "info"]).run()?.expect(1)?;
+        cluster
+            .qute_at(&address, ["cluster", "info"])
+            .run()?
+            .expect(1)?;
     }
     cluster.start_all()?;
     wait_one_cluster(&cluster, 3)?;
@@ -124,16 +164,26 @@ fn empty_brokers_beside_an_unreachable_old_one_never_form() -> Result<()> {
     }
     for place in 0..3 {
         cluster.node(place)?.wait_says(&all[3])?;
-        ensure!(!cluster.node(place)?.is_ready()?, "formed beside an old one");
+        ensure!(
+            !cluster.node(place)?.is_ready()?,
+            "formed beside an old one"
+        );
         ensure!(cluster_id(&cluster, place)?.is_none());
     }
 
     // Back again, it is what they join.
     cluster.start_all()?;
     wait_one_cluster(&cluster, 4)?;
-    ensure!(cluster_id(&cluster, 0)? == Some(old), "the empty brokers formed another cluster");
+    ensure!(
+        cluster_id(&cluster, 0)? == Some(old),
+        "the empty brokers formed another cluster"
+    );
     let output = cluster.qute(["topic", "list"]).run()?.ok()?;
-    ensure!(output.text().contains("old"), "the old topic is gone: {}", output.text());
+    ensure!(
+        output.text().contains("old"),
+        "the old topic is gone: {}",
+        output.text()
+    );
     cluster.stop()
 }
 
@@ -160,8 +210,14 @@ fn topic_created_through_one_broker_is_writable_through_another() -> Result<()> 
         let (a, b) = (round % 3, (round + 1) % 3);
         let (a, b) = (cluster.nodes[a].address(), cluster.nodes[b].address());
         let topic = format!("t{round}");
-        cluster.qute_at(&a, ["topic", "create", &topic, "--partitions", "3"]).run()?.ok()?;
-        cluster.qute_at(&b, ["produce", &topic]).run_with(b"x\n")?.ok()?;
+        cluster
+            .qute_at(&a, ["topic", "create", &topic, "--partitions", "3"])
+            .run()?
+            .ok()?;
+        cluster
+            .qute_at(&b, ["produce", &topic])
+            .run_with(b"x\n")?
+            .ok()?;
     }
     cluster.stop()
 }

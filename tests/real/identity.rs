@@ -12,7 +12,9 @@ use crate::bins;
 fn id_of(cluster: &Cluster, name: &str) -> Result<String> {
     wait::until("the broker to be listed alive", wait::LONG, || {
         let brokers = cluster.brokers()?;
-        let broker = brokers.iter().find(|b| b["name"] == name && b["state"] == "alive");
+        let broker = brokers
+            .iter()
+            .find(|b| b["name"] == name && b["state"] == "alive");
         Ok(broker.and_then(|b| b["id"].as_str()).map(str::to_owned))
     })
 }
@@ -39,7 +41,10 @@ fn refused(make: impl FnOnce(&Path) -> Result<()>, text: &str) -> Result<()> {
     let code = cluster.node(0)?.wait_end(wait::LONG)?;
     ensure!(code == Some(1), "ended with {code:?}");
     let log = cluster.nodes[0].log()?;
-    ensure!(log.to_lowercase().contains(text), "doesn't say {text:?}: {log}");
+    ensure!(
+        log.to_lowercase().contains(text),
+        "doesn't say {text:?}: {log}"
+    );
     cluster.stop()
 }
 
@@ -47,7 +52,10 @@ fn refused(make: impl FnOnce(&Path) -> Result<()>, text: &str) -> Result<()> {
 fn wiped_data_directory_is_a_new_broker() -> Result<()> {
     let mut cluster = Cluster::start(&bins(), 3)?;
     cluster.create_topic("t", 3, 3)?;
-    cluster.qute(["produce", "t"]).run_with(b"a\nb\nc\n")?.ok()?;
+    cluster
+        .qute(["produce", "t"])
+        .run_with(b"a\nb\nc\n")?
+        .ok()?;
     let before = id_of(&cluster, "b2")?;
     cluster.node(2)?.kill()?;
     std::fs::remove_dir_all(cluster.nodes[2].dir())?;
@@ -56,7 +64,10 @@ fn wiped_data_directory_is_a_new_broker() -> Result<()> {
     let after = id_of(&cluster, "b2")?;
     ensure!(before != after, "a wiped disk came back as broker {before}");
     let ids: Vec<_> = cluster.brokers()?.iter().map(|b| b["id"].clone()).collect();
-    ensure!(ids.iter().any(|id| *id == before), "the lost broker was forgotten: {ids:?}");
+    ensure!(
+        ids.iter().any(|id| *id == before),
+        "the lost broker was forgotten: {ids:?}"
+    );
 
     // What was acknowledged is still there, on the other two.
     let output = cluster.qute(["consume", "t", "-e"]).run()?.ok()?;
@@ -79,9 +90,15 @@ fn copied_data_directory_is_refused() -> Result<()> {
     let code = cluster.node(place)?.wait_end(wait::LONG)?;
     ensure!(code == Some(1), "the copy ended with {code:?}");
     let log = cluster.nodes[place].log()?;
-    ensure!(log.contains(&original), "the copy doesn't name the broker it copies: {log}");
+    ensure!(
+        log.contains(&original),
+        "the copy doesn't name the broker it copies: {log}"
+    );
 
-    ensure!(cluster.node(2)?.is_ready()?, "the original suffers from its copy");
+    ensure!(
+        cluster.node(2)?.is_ready()?,
+        "the original suffers from its copy"
+    );
     ensure!(id_of(&cluster, "b2")? == original);
     cluster.create_topic("t", 3, 3)?;
     cluster.qute(["produce", "t"]).run_with(b"a\n")?.ok()?;
@@ -128,7 +145,10 @@ fn data_directory_in_use_is_refused() -> Result<()> {
     let code = cluster.node(place)?.wait_end(wait::LONG)?;
     ensure!(code == Some(1), "ended with {code:?}");
     let log = cluster.nodes[place].log()?;
-    ensure!(log.contains("in use") || log.contains("another"), "no clear line: {log}");
+    ensure!(
+        log.contains("in use") || log.contains("another"),
+        "no clear line: {log}"
+    );
     ensure!(cluster.node(0)?.is_ready()?, "the first broker suffers");
     cluster.stop()
 }

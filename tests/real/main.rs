@@ -8,6 +8,7 @@
 //! | `restart` | stops, kills, freezes, changed ports |
 //! | `input` | what people and networks send by mistake |
 //! | `disk` | a disk that is full |
+//! | `wire` | (raw gRPC for `input`) |
 //! | `cost` | each record byte written once per replica |
 //! | `scale` | a hundred partitions of three replicas |
 
@@ -19,6 +20,7 @@ mod identity;
 mod input;
 mod restart;
 mod scale;
+mod wire;
 
 use qute_tests::binaries::Binaries;
 

@@ -13,18 +13,30 @@ const TOPIC: &str = "t";
 /// Writes `count` numbered lines; they are the values from `first` on.
 fn produce(cluster: &Cluster, first: usize, count: usize) -> Result<()> {
     let lines: String = (first..first + count).map(|i| format!("{i}\n")).collect();
-    cluster.qute(["produce", TOPIC]).run_with(lines.as_bytes())?.ok()?;
+    cluster
+        .qute(["produce", TOPIC])
+        .run_with(lines.as_bytes())?
+        .ok()?;
     Ok(())
 }
 
 /// Wants exactly the values 0..count, each once.
 fn verify(cluster: &Cluster, count: usize) -> Result<()> {
-    let output = cluster.qute(["consume", TOPIC, "-o", "start", "-e"]).run()?.ok()?;
-    let values: Vec<usize> =
-        output.text().lines().map(str::parse).collect::<Result<_, _>>()?;
+    let output = cluster
+        .qute(["consume", TOPIC, "-o", "start", "-e"])
+        .run()?
+        .ok()?;
+    let values: Vec<usize> = output
+        .text()
+        .lines()
+        .map(str::parse)
+        .collect::<Result<_, _>>()?;
     let unique: BTreeSet<usize> = values.iter().copied().collect();
     ensure!(values.len() == count, "{} records of {count}", values.len());
-    ensure!(unique == (0..count).collect(), "other records than were written");
+    ensure!(
+        unique == (0..count).collect(),
+        "other records than were written"
+    );
     Ok(())
 }
 
@@ -133,15 +145,23 @@ fn leader_frozen_is_replaced_and_follows_when_it_wakes() -> Result<()> {
 fn deleted_topic_is_gone_and_its_name_starts_afresh() -> Result<()> {
     let mut cluster = three_with_topic()?;
     cluster.qute(["topic", "delete", TOPIC]).run()?.ok()?;
-    cluster.qute(["topic", "describe", TOPIC]).run()?.expect(1)?;
-    cluster.qute(["produce", TOPIC]).run_with(b"x\n")?.expect(1)?;
+    cluster
+        .qute(["topic", "describe", TOPIC])
+        .run()?
+        .expect(1)?;
+    cluster
+        .qute(["produce", TOPIC])
+        .run_with(b"x\n")?
+        .expect(1)?;
     cluster.create_topic(TOPIC, 2, 3)?;
     produce(&cluster, 0, 10)?;
     verify(&cluster, 10)?;
     // A replica that missed the deletion doesn't bring anything back.
     cluster.node(0)?.kill()?;
     cluster.qute(["topic", "delete", TOPIC]).run()?.ok()?;
-    cluster.create_topic(TOPIC, 2, 3).or_else(|_| cluster.create_topic(TOPIC, 2, 1))?;
+    cluster
+        .create_topic(TOPIC, 2, 3)
+        .or_else(|_| cluster.create_topic(TOPIC, 2, 1))?;
     cluster.start_all()?;
     produce(&cluster, 0, 20)?;
     verify(&cluster, 20)?;

@@ -30,6 +30,10 @@ pub struct Node {
     seeds: Vec<String>,
     expect: Option<usize>,
     extra: Vec<String>,
+    /// Instead of all arguments.
+    only: Option<Vec<String>>,
+    /// Put before the program.
+    wrap: Vec<String>,
     process: Option<Process>,
 }
 
@@ -48,6 +52,8 @@ impl Node {
             seeds: Vec::new(),
             expect: None,
             extra: Vec::new(),
+            only: None,
+            wrap: Vec::new(),
             process: None,
         })
     }
@@ -92,6 +98,16 @@ impl Node {
         self.extra = extra.iter().map(|&arg| arg.to_owned()).collect();
     }
 
+    /// Arguments instead of those that the harness gives.
+    pub fn set_only(&mut self, only: &[&str]) {
+        self.only = Some(only.iter().map(|&arg| arg.to_owned()).collect());
+    }
+
+    /// A command that the broker is started through; it has to `exec` its arguments.
+    pub fn set_wrap(&mut self, wrap: &[&str]) {
+        self.wrap = wrap.iter().map(|&word| word.to_owned()).collect();
+    }
+
     /// Gives it new ports; they count from its next start.
     ///
     /// # Errors
@@ -121,7 +137,10 @@ impl Node {
             args.push(format!("--expect={expect}"));
         }
         args.extend(self.extra.iter().cloned());
-        self.process = Some(Process::start(&bins.broker, &args, &self.log)?);
+        let mut words = self.wrap.clone();
+        words.push(bins.broker.to_string_lossy().into_owned());
+        words.extend(self.only.clone().unwrap_or(args));
+        self.process = Some(Process::start(&words, &self.log)?);
         Ok(())
     }
 

@@ -19,13 +19,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `program`; both its outputs are appended to `log`.
+    /// Starts a program with its arguments; both its outputs are appended to `log`.
     ///
     /// The environment variables of Qute that the test itself runs with don't reach it.
     ///
     /// # Errors
     /// When it can't be started.
-    pub fn start(program: &Path, args: &[String], log: &Path) -> Result<Self> {
+    pub fn start(words: &[String], log: &Path) -> Result<Self> {
         let open = || {
             File::options()
                 .create(true)
@@ -33,6 +33,7 @@ impl Process {
                 .open(log)
                 .with_context(|| log.display().to_string())
         };
+        let (program, args) = words.split_first().context("no program")?;
         let mut command = Command::new(program);
         command
             .args(args)
@@ -42,7 +43,7 @@ impl Process {
         clear_settings(&mut command);
         let child = command
             .spawn()
-            .with_context(|| format!("start {}", program.display()))?;
+            .with_context(|| format!("start {program}"))?;
         Ok(Self {
             child,
             log: log.to_path_buf(),
