@@ -1,1 +1,66 @@
-//! Placeholder.
+//! The Qute client: producer, consumer and administration.
+//!
+//! The client is the smart half of Qute: it caches metadata, hashes keys to partitions, talks to
+//! the leader of each partition directly, batches, retries and follows leaders. A leader's
+//! failover is invisible to a program apart from latency: nothing acknowledged is lost, retries
+//! make no duplicates, and the records of a key keep their order.
+//!
+//! ```no_run
+//! use futures::StreamExt;
+//! use qute_client::{Client, Position, ProducerConfig, Record, TopicSpec};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::connect("127.0.0.1:7700").await?;
+//! client.create_topic(TopicSpec::new("flights").partitions(6)).await?;
+//!
+//! let producer = client.producer(ProducerConfig::default())?;
+//! let written = producer.send(Record::to("flights").key("UA").value("SFO")).await?;
+//! println!("at {}/{}", written.partition, written.offset);
+//! producer.close(std::time::Duration::from_secs(10)).await;
+//!
+//! let mut records = client.consumer("flights").start(Position::Start).until_end().open().await?;
+//! while let Some(record) = records.next().await {
+//!     let record = record?;
+//!     println!("{:?} = {:?}", record.key, record.value);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `client` | [`Client`]: the connected handle that everything starts from |
+//! | `config` | settings and their defaults |
+//! | `error` | [`Error`]: kind, retriable or not, outcome of a write, place, cause per endpoint |
+//! | `record` | [`Record`], [`RecordMetadata`], [`ConsumedRecord`] |
+//! | `net` | connections: one per broker and lane, tuned, with deadlines |
+//! | `metadata` | the view of the cluster: immutable snapshots that never go back (S28) |
+//! | `admin` | topics, brokers, offsets |
+//! | `producer` | [`Producer`]: batches, sequences, retries |
+//! | `consumer` | [`Consumer`]: subscriptions, credit, following leaders |
+
+#![warn(missing_docs)]
+
+mod admin;
+mod client;
+mod config;
+mod consumer;
+mod error;
+mod metadata;
+mod net;
+mod producer;
+mod record;
+
+pub use admin::{
+    BrokerDescription, BrokerState, ClusterInfo, ListedOffset, OffsetSpec, PartitionDescription,
+    ReplicaDescription, ReplicaRole, TopicDescription, TopicSpec,
+};
+pub use client::Client;
+pub use config::{Bootstrap, ClientConfig, ProducerConfig};
+pub use consumer::{BatchConsumer, ConsumedBatch, Consumer, ConsumerBuilder, OutOfRange, Position};
+pub use error::{EndpointFailure, Error, ErrorKind, OffsetBounds, Outcome, Result};
+pub use producer::{CloseReport, Producer, Ticket};
+pub use qute_proto::batch::{Codec, RecordHeader};
+pub use qute_proto::ids::{BrokerId, ClusterId, TopicId};
+pub use qute_proto::partition::partition_of;
+pub use record::{ConsumedRecord, Record, RecordMetadata};

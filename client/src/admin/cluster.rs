@@ -1,0 +1,115 @@
+//! The state of the cluster: every endpoint is asked once, the newest view wins.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use qute_proto::ids::{BrokerId, ClusterId};
+use qute_proto::v1;
+use tokio::time::{Instant, timeout_at};
+
+use super::{BrokerDescription, ClusterInfo};
+use crate::client::{Client, Shared};
+use crate::error::{EndpointFailure, Error, ErrorKind, Result};
+use crate::net::{Address, call_error};
+
+/// One round takes this long at most.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(3);
+/// After a complete answer the others get this much time to give a newer one.
+const AFTER_COMPLETE: Duration = Duration::from_millis(200);
+
+impl Client {
+    /// The state of the cluster, from one round over all known endpoints, 3 s at most; works
+    /// while the cluster is forming, too.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] if nobody answered, with the cause for each endpoint.
+    pub async fn cluster_info(&self) -> Result<ClusterInfo> {
+        let mut deadline = Instant::now() + ROUND_TIMEOUT.min(self.shared.config.call_timeout);
+        let endpoints = self.shared.metadata.endpoints();
+        let mut asked: FuturesUnordered<_> = endpoints
+            .into_iter()
+            .map(|address| ask(&self.shared, address))
+            .collect();
+        let mut best: Option<ClusterInfo> = None;
+        let mut failures = Vec::new();
+        let mut silent = asked.len();
+        while let Ok(Some((address, answer))) = timeout_at(deadline, asked.next()).await {
+            silent -= 1;
+            match answer {
+                Ok(info) => {
+                    if info.is_complete() {
+                        deadline = deadline.min(Instant::now() + AFTER_COMPLETE);
+                    }
+                    if best.as_ref().is_none_or(|best| rank(best) < rank(&info)) {
+                        best = Some(info);
+                    }
+                }
+                Err(error) => failures.push(EndpointFailure {
+                    endpoint: address.to_string(),
+                    cause: error.message().to_owned(),
+                }),
+            }
+        }
+        best.ok_or_else(|| {
+            let message = match silent {
+                0 => "no broker could be reached".to_owned(),
+                silent => format!("no broker could be reached, {silent} did not answer in time"),
+            };
+            Error::new(ErrorKind::Unreachable, message).with_endpoints(failures)
+        })
+    }
+
+    /// The registered brokers, by id; one round, 3 s at most.
+    ///
+    /// # Errors
+    /// As [`Client::cluster_info`].
+    pub async fn brokers(&self) -> Result<Vec<BrokerDescription>> {
+        self.cluster_info().await.map(|info| info.brokers)
+    }
+}
+
+/// Formed before unformed, with a leader before without, newer before older.
+fn rank(info: &ClusterInfo) -> (bool, bool, u64) {
+    (info.formed, info.controller.is_some(), info.cluster_index)
+}
+
+async fn ask(shared: &Shared, address: Address) -> (Address, Result<ClusterInfo>) {
+    let answer = async {
+        let mut client = shared.connections.cluster(&address)?;
+        let response = client
+            .describe_cluster(v1::DescribeClusterRequest {})
+            .await
+            .map_err(|status| call_error(&address, &status))?;
+        Ok(read(&address, response.into_inner()))
+    };
+    let answer = answer.await;
+    (address, answer)
+}
+
+fn read(address: &Address, response: v1::DescribeClusterResponse) -> ClusterInfo {
+    let mut brokers: Vec<_> = response
+        .brokers
+        .iter()
+        .map(|broker| BrokerDescription {
+            id: BrokerId(broker.broker_id),
+            name: broker.name.clone(),
+            address: broker.address.clone(),
+            rack: broker.rack.clone(),
+            state: broker.state().into(),
+        })
+        .collect();
+    brokers.sort_by_key(|broker| broker.id);
+    let controller = response.controller.map(|hint| hint.broker_id);
+    ClusterInfo {
+        cluster_id: ClusterId::from_wire(&response.cluster_id),
+        formed: response.formed,
+        controller: controller.filter(|&id| id != 0).map(BrokerId),
+        brokers,
+        founding_brokers: response.founding_brokers,
+        cluster_index: response.cluster_index,
+        topics: response.topics,
+        partitions: response.partitions,
+        answered_by: address.to_string(),
+    }
+}

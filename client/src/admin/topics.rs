@@ -1,0 +1,402 @@
+//! Create, list, describe and delete topics.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures::future::join_all;
+use qute_proto::ids::{BrokerId, TopicId};
+use qute_proto::topic::check_name;
+use qute_proto::v1::{self, ErrorCode, cluster_client::ClusterClient};
+use tokio::time::{Instant, timeout_at};
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+
+use super::{
+    OffsetSpec, PartitionDescription, ReplicaDescription, ReplicaRole, TopicDescription, TopicSpec,
+    list_offsets,
+};
+use crate::client::{Client, Shared};
+use crate::error::{Error, ErrorKind, Result};
+use crate::metadata::ControllerRoute;
+use crate::net::{Address, Backoff, call_error, first_answer, never_sent};
+
+/// How long `describe` waits for offsets of partitions whose leader does not answer.
+const OFFSETS_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a broker that does not answer may hold up `create`.
+const SILENT_BROKER: Duration = Duration::from_secs(2);
+
+impl Client {
+    /// Creates a topic. Returns once every partition has a leader and every broker that answers
+    /// knows about it, so that writing to it works through any of them.
+    ///
+    /// Retries by itself until the client's call timeout; a topic that a first attempt made
+    /// before its answer was lost counts as created.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidTopicName`], [`ErrorKind::TopicExists`],
+    /// [`ErrorKind::InvalidArgument`], [`ErrorKind::NotEnoughBrokers`], [`ErrorKind::Timeout`].
+    pub async fn create_topic(&self, spec: TopicSpec) -> Result<TopicDescription> {
+        check_name(&spec.name)?;
+        let deadline = Instant::now() + self.shared.config.call_timeout;
+        let request = v1::CreateTopicRequest {
+            name: spec.name.clone(),
+            partitions: spec.partitions.unwrap_or(0),
+            replicas: spec.replicas.unwrap_or(0),
+            config: spec.config.clone().into_iter().collect(),
+        };
+        let call =
+            async |mut client: ClusterClient<Channel>| client.create_topic(request.clone()).await;
+        let created =
+            at_controller(&self.shared, deadline, call, |reply| reply.error.as_ref()).await;
+        let (cluster_index, id) = match created {
+            Ok(reply) => {
+                let id = reply
+                    .topic
+                    .and_then(|topic| TopicId::from_wire(&topic.topic_id));
+                (reply.cluster_index, id)
+            }
+            // The first attempt made it, or somebody else did: the same, if it has the same shape.
+            Err(Refused {
+                error,
+                doubtful: true,
+            }) if error.kind() == ErrorKind::TopicExists
+                && self.has_shape(&spec, deadline).await? =>
+            {
+                (self.shared.metadata.load().cluster_index, None)
+            }
+            Err(Refused { error, .. }) => return Err(error.with_topic(&spec.name.as_str().into())),
+        };
+        let topic = self
+            .until_served(&spec.name, id, cluster_index, deadline)
+            .await?;
+        self.shared
+            .metadata
+            .refresh_to(cluster_index, deadline)
+            .await?;
+        // The leaders that the brokers told; their views are older news to the cache at worst.
+        let _ = timeout_at(deadline, self.shared.metadata.refresh()).await;
+        Ok(topic)
+    }
+
+    /// All topics, by name, without offsets.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`].
+    pub async fn list_topics(&self) -> Result<Vec<TopicDescription>> {
+        let deadline = Instant::now() + self.shared.config.call_timeout;
+        let response = self.view(Vec::new(), deadline).await?;
+        let mut topics = read_topics(&response)?;
+        topics.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(topics)
+    }
+
+    /// One topic: partitions, leaders, replicas, and offsets where the leader answers within 2 s.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownTopic`], [`ErrorKind::Unreachable`], [`ErrorKind::Timeout`].
+    pub async fn describe_topic(&self, name: &str) -> Result<TopicDescription> {
+        let deadline = Instant::now() + self.shared.config.call_timeout;
+        let known = self.shared.metadata.topic(name, deadline).await?;
+        let find = |response: &v1::MetadataResponse| -> Result<Option<TopicDescription>> {
+            Ok(read_topics(response)?
+                .into_iter()
+                .find(|topic| topic.name == name))
+        };
+        let mut topic = find(&self.view(vec![name.to_owned()], deadline).await?)?;
+        if topic.is_none() {
+            // Deleted meanwhile, or told by a broker that lags: the controller decides.
+            self.shared.metadata.ask_controller(deadline).await?;
+            if self.shared.metadata.known_topic(name).is_some() {
+                topic = find(&self.view(vec![name.to_owned()], deadline).await?)?;
+            }
+        }
+        let mut topic = topic.ok_or_else(|| {
+            Error::new(ErrorKind::UnknownTopic, "the topic does not exist").with_topic(&name.into())
+        })?;
+        // Leaders that can't be asked leave their offsets open.
+        let known = self.shared.metadata.known_topic(name).unwrap_or(known);
+        let offsets_deadline = deadline.min(Instant::now() + OFFSETS_TIMEOUT);
+        let asked = topic
+            .partitions
+            .iter()
+            .filter(|p| p.leader.is_some())
+            .map(|p| {
+                let (shared, known, partition) = (&self.shared, &known, p.partition);
+                async move {
+                    list_offsets(
+                        shared,
+                        known,
+                        &[(partition, OffsetSpec::End)],
+                        offsets_deadline,
+                    )
+                    .await
+                }
+            });
+        for listed in join_all(asked).await.into_iter().flatten().flatten() {
+            let partition = topic
+                .partitions
+                .iter_mut()
+                .find(|p| p.partition == listed.partition);
+            if let Some(partition) = partition {
+                partition.log_start_offset = Some(listed.log_start_offset);
+                partition.high_watermark = Some(listed.high_watermark);
+            }
+        }
+        Ok(topic)
+    }
+
+    /// Deletes a topic and its records.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownTopic`], [`ErrorKind::Timeout`].
+    pub async fn delete_topic(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        let deadline = Instant::now() + self.shared.config.call_timeout;
+        let request = v1::DeleteTopicRequest {
+            name: name.to_owned(),
+        };
+        let call =
+            async |mut client: ClusterClient<Channel>| client.delete_topic(request.clone()).await;
+        let index = match at_controller(&self.shared, deadline, call, |r| r.error.as_ref()).await {
+            Ok(reply) => reply.cluster_index,
+            // An earlier attempt deleted it before its answer was lost.
+            Err(Refused {
+                error,
+                doubtful: true,
+            }) if error.kind() == ErrorKind::UnknownTopic => 0,
+            Err(Refused { error, .. }) => return Err(error.with_topic(&name.into())),
+        };
+        self.shared.metadata.refresh_to(index, deadline).await
+    }
+
+    /// The view of any broker that is not older than ours (S28).
+    async fn view(&self, topics: Vec<String>, deadline: Instant) -> Result<v1::MetadataResponse> {
+        let metadata = &self.shared.metadata;
+        metadata.first_view(deadline).await?;
+        let request = v1::MetadataRequest {
+            min_cluster_index: metadata.load().cluster_index,
+            topics,
+            authoritative: false,
+        };
+        let ask = |address: Address| {
+            let request = request.clone();
+            async move { metadata_of(&self.shared, &address, request).await }
+        };
+        first_answer(metadata.endpoints(), deadline, ask).await
+    }
+
+    async fn has_shape(&self, spec: &TopicSpec, deadline: Instant) -> Result<bool> {
+        self.shared.metadata.ask_controller(deadline).await?;
+        let topic = self.shared.metadata.known_topic(&spec.name);
+        Ok(topic.is_some_and(|topic| {
+            spec.partitions
+                .is_none_or(|partitions| partitions == topic.partitions())
+        }))
+    }
+
+    /// Waits until every broker that answers knows the topic and all its leaders.
+    async fn until_served(
+        &self,
+        name: &str,
+        id: Option<TopicId>,
+        cluster_index: u64,
+        deadline: Instant,
+    ) -> Result<TopicDescription> {
+        let _ = timeout_at(deadline, self.shared.metadata.refresh()).await;
+        let endpoints = self.shared.metadata.endpoints();
+        let waits = endpoints
+            .iter()
+            .map(|address| self.served_by(address, name, id, cluster_index, deadline));
+        let mut last = None;
+        let mut served = None;
+        for outcome in join_all(waits).await {
+            match outcome {
+                Ok(topic) => served = Some(topic),
+                Err(error) if error.kind() == ErrorKind::Timeout => return Err(error),
+                Err(error) => last = Some(error),
+            }
+        }
+        served.ok_or_else(|| {
+            last.unwrap_or_else(|| Error::new(ErrorKind::Unreachable, "no broker could be reached"))
+        })
+    }
+
+    async fn served_by(
+        &self,
+        address: &Address,
+        name: &str,
+        id: Option<TopicId>,
+        cluster_index: u64,
+        deadline: Instant,
+    ) -> Result<TopicDescription> {
+        let mut backoff = Backoff::new(&self.shared.config);
+        let mut silent_since = Instant::now();
+        loop {
+            let request = v1::MetadataRequest {
+                min_cluster_index: cluster_index,
+                topics: vec![name.to_owned()],
+                authoritative: false,
+            };
+            let limit = deadline.min(Instant::now() + SILENT_BROKER);
+            let answer = timeout_at(limit, metadata_of(&self.shared, address, request)).await;
+            match answer {
+                Ok(Ok(response)) => {
+                    silent_since = Instant::now();
+                    let topics = read_topics(&response)?;
+                    let topic = topics.into_iter().find(|topic| topic.name == name);
+                    let right = |topic: &TopicDescription| id.is_none_or(|id| id == topic.id);
+                    if let Some(topic) = topic.filter(right)
+                        && topic.partitions.iter().all(|p| p.leader.is_some())
+                    {
+                        return Ok(topic);
+                    }
+                }
+                // A broker that is down does not hold up the others.
+                Ok(Err(error)) if silent_since.elapsed() >= SILENT_BROKER => return Err(error),
+                Err(_) if silent_since.elapsed() >= SILENT_BROKER => {
+                    return Err(Error::new(
+                        ErrorKind::Unreachable,
+                        format!("{address} does not answer"),
+                    ));
+                }
+                Ok(Err(_)) | Err(_) => {}
+            }
+            let until = Instant::now() + backoff.step();
+            if until >= deadline {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "the topic is created, but not every partition has a leader yet",
+                )
+                .with_topic(&name.into()));
+            }
+            tokio::time::sleep_until(until).await;
+        }
+    }
+}
+
+/// A refusal by the leader of `__cluster`.
+struct Refused {
+    error: Error,
+    /// An earlier attempt may have gone through.
+    doubtful: bool,
+}
+
+/// Calls the leader of `__cluster`, found by its hints, until it answers or the deadline passes.
+async fn at_controller<R>(
+    shared: &Shared,
+    deadline: Instant,
+    call: impl AsyncFn(ClusterClient<Channel>) -> Result<Response<R>, Status>,
+    error_of: impl Fn(&R) -> Option<&v1::Error>,
+) -> Result<R, Refused> {
+    let mut doubtful = false;
+    let refuse = |error, doubtful| Err(Refused { error, doubtful });
+    let timed_out = |route: &ControllerRoute<'_>, doubtful| Refused {
+        error: route.timed_out(),
+        doubtful,
+    };
+    if let Err(error) = shared.metadata.first_view(deadline).await {
+        return refuse(error, false);
+    }
+    let mut route = ControllerRoute::new(&shared.metadata);
+    loop {
+        let address = route.next();
+        let client = match shared.connections.cluster(&address) {
+            Ok(client) => client,
+            Err(error) => return refuse(error, doubtful),
+        };
+        match timeout_at(deadline, call(client)).await {
+            Ok(Ok(response)) => {
+                let reply = response.into_inner();
+                let Some(error) = error_of(&reply) else {
+                    return Ok(reply);
+                };
+                let told = Error::from(error);
+                match error.code() {
+                    ErrorCode::OutcomeUnknown => doubtful = true,
+                    ErrorCode::NotLeader | ErrorCode::NotReady | ErrorCode::Overloaded => {}
+                    ErrorCode::UnknownTopic if !error.authoritative => {}
+                    _ => return refuse(told, doubtful),
+                }
+                route.refused(&address, told, error.leader_hint.as_ref());
+            }
+            Ok(Err(status)) => {
+                doubtful |= !never_sent(&status);
+                route.refused(&address, call_error(&address, &status), None);
+            }
+            Err(_) => return Err(timed_out(&route, true)),
+        }
+        if route.pause(deadline).await.is_err() {
+            return Err(timed_out(&route, doubtful));
+        }
+    }
+}
+
+async fn metadata_of(
+    shared: &Shared,
+    address: &Address,
+    request: v1::MetadataRequest,
+) -> Result<v1::MetadataResponse> {
+    let mut client = shared.connections.cluster(address)?;
+    let response = client
+        .metadata(request)
+        .await
+        .map_err(|status| call_error(address, &status))?
+        .into_inner();
+    match &response.error {
+        Some(error) => Err(Error::from(error)),
+        None => Ok(response),
+    }
+}
+
+fn read_topics(response: &v1::MetadataResponse) -> Result<Vec<TopicDescription>> {
+    let addresses: HashMap<u64, &str> = response
+        .brokers
+        .iter()
+        .map(|broker| (broker.broker_id, broker.address.as_str()))
+        .collect();
+    response
+        .topics
+        .iter()
+        .map(|topic| read_topic(topic, &addresses))
+        .collect()
+}
+
+fn read_topic(topic: &v1::TopicInfo, addresses: &HashMap<u64, &str>) -> Result<TopicDescription> {
+    let id = TopicId::from_wire(&topic.topic_id).ok_or_else(|| {
+        Error::new(
+            ErrorKind::Protocol,
+            "the broker's metadata lacks a topic id",
+        )
+    })?;
+    let replica = |replica: &v1::ReplicaInfo| ReplicaDescription {
+        broker: BrokerId(replica.broker_id),
+        address: addresses
+            .get(&replica.broker_id)
+            .filter(|address| !address.is_empty())
+            .map(|&address| address.to_owned()),
+        role: match replica.role() {
+            v1::ReplicaRole::Voter => ReplicaRole::Voter,
+            v1::ReplicaRole::Learner => ReplicaRole::Learner,
+            v1::ReplicaRole::Unspecified => ReplicaRole::Unknown,
+        },
+    };
+    let mut partitions: Vec<_> = topic
+        .partitions
+        .iter()
+        .map(|partition| PartitionDescription {
+            partition: partition.partition,
+            leader: (partition.leader != 0).then_some(BrokerId(partition.leader)),
+            leader_epoch: partition.leader_epoch,
+            log_start_offset: None,
+            high_watermark: None,
+            replicas: partition.replicas.iter().map(replica).collect(),
+        })
+        .collect();
+    partitions.sort_by_key(|partition| partition.partition);
+    Ok(TopicDescription {
+        name: topic.name.clone(),
+        id,
+        partitions,
+        config: topic.config.clone().into_iter().collect(),
+    })
+}

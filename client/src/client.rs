@@ -1,0 +1,105 @@
+//! [`Client`]: the connected handle that everything starts from.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::config::{ClientConfig, ProducerConfig};
+use crate::consumer::ConsumerBuilder;
+use crate::error::Result;
+use crate::metadata::MetadataCache;
+use crate::net::Connections;
+use crate::producer::Producer;
+
+/// A client of one cluster. Cheap to clone; producers and consumers made from it keep it alive.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What the parts of a client share.
+pub(crate) struct Shared {
+    pub(crate) config: Arc<ClientConfig>,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) metadata: Arc<MetadataCache>,
+    /// Stops the metadata watch when the last handle goes.
+    _stop: DropGuard,
+}
+
+impl Client {
+    /// Connects to the cluster that `bootstrap` (`host:port,host:port` or `qute://host,host`)
+    /// leads to, with default settings.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Config`], [`crate::ErrorKind::Unreachable`] (with the cause for each
+    /// address).
+    pub async fn connect(bootstrap: &str) -> Result<Self> {
+        Self::connect_with(ClientConfig::new(bootstrap)?).await
+    }
+
+    /// Connects with the given settings: tries all addresses and returns once one of them has
+    /// given its view of the cluster.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub async fn connect_with(config: ClientConfig) -> Result<Self> {
+        let deadline = Instant::now() + config.call_timeout;
+        let client = Self::lazy(config)?;
+        client.shared.metadata.first_view(deadline).await?;
+        Ok(client)
+    }
+
+    /// A client that has not connected yet: the first call does. Must be called inside a tokio
+    /// runtime.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Config`].
+    pub fn lazy(config: ClientConfig) -> Result<Self> {
+        let config = Arc::new(config);
+        let connections = Arc::new(Connections::new(Arc::clone(&config)));
+        let metadata = Arc::new(MetadataCache::new(
+            Arc::clone(&config),
+            Arc::clone(&connections),
+        ));
+        let stop = CancellationToken::new();
+        crate::metadata::spawn_watch(Arc::clone(&metadata), stop.clone());
+        Ok(Self {
+            shared: Arc::new(Shared {
+                config,
+                connections,
+                metadata,
+                _stop: stop.drop_guard(),
+            }),
+        })
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn config(&self) -> &ClientConfig {
+        &self.shared.config
+    }
+
+    /// A producer with settings and an identity of its own.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Config`].
+    pub fn producer(&self, config: ProducerConfig) -> Result<Producer> {
+        Producer::new(Arc::clone(&self.shared), config)
+    }
+
+    /// Prepares a consumer of `topic`; see [`ConsumerBuilder`].
+    #[must_use]
+    pub fn consumer(&self, topic: impl Into<Arc<str>>) -> ConsumerBuilder {
+        ConsumerBuilder::new(Arc::clone(&self.shared), topic.into())
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("bootstrap", &self.shared.config.bootstrap)
+            .finish_non_exhaustive()
+    }
+}

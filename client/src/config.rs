@@ -1,0 +1,291 @@
+//! Settings: of a client, a producer and a consumer; each states its default and checks itself.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use qute_proto::batch::BATCH_BYTES_MAX;
+use qute_proto::batch::Codec;
+
+use crate::error::{Error, Result};
+
+const SCHEME: &str = "qute://";
+const DEFAULT_PORT: u16 = 7700;
+
+/// A list of broker addresses to begin with: `host:port,host:port` or `qute://host,host`. A
+/// missing port is 7700.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bootstrap(Vec<String>);
+
+impl Bootstrap {
+    /// The addresses, `host:port` each.
+    #[must_use]
+    pub fn addresses(&self) -> &[String] {
+        &self.0
+    }
+}
+
+impl FromStr for Bootstrap {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let text = text.trim();
+        let list = text.strip_prefix(SCHEME).unwrap_or(text);
+        let list = list.strip_suffix('/').unwrap_or(list);
+        let mut addresses: Vec<String> = Vec::new();
+        for item in list
+            .split(',')
+            .map(str::trim)
+            .filter(|item| !item.is_empty())
+        {
+            let address = with_port(item)?;
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        if addresses.is_empty() {
+            return Err(Error::config(
+                "the bootstrap list is empty: give host:port, several separated by commas",
+            ));
+        }
+        Ok(Self(addresses))
+    }
+}
+
+/// `host`, `host:port`, `[v6]`, `[v6]:port`.
+fn with_port(item: &str) -> Result<String> {
+    let bad = |why: &str| {
+        Error::config(format!(
+            "bootstrap address {item:?} {why}: it should read host:port"
+        ))
+    };
+    if item.contains("://") || item.contains('/') || item.contains(char::is_whitespace) {
+        return Err(bad("is not an address"));
+    }
+    let (host, port) = if let Some(rest) = item.strip_prefix('[') {
+        let (host, after) = rest.split_once(']').ok_or_else(|| bad("lacks a ]"))?;
+        (
+            format!("[{host}]"),
+            after
+                .strip_prefix(':')
+                .or((!after.is_empty()).then_some(after)),
+        )
+    } else {
+        match item.split_once(':') {
+            Some((_, port)) if port.contains(':') => {
+                return Err(bad("is an IPv6 address without [ ]"));
+            }
+            Some((host, port)) => (host.to_owned(), Some(port)),
+            None => (item.to_owned(), None),
+        }
+    };
+    if host.is_empty() || host == "[]" {
+        return Err(bad("lacks a host"));
+    }
+    let port = match port {
+        None => DEFAULT_PORT,
+        Some(port) => match port.parse::<u16>() {
+            Ok(port) if port != 0 => port,
+            _ => return Err(bad("has a bad port")),
+        },
+    };
+    Ok(format!("{host}:{port}"))
+}
+
+/// Settings of a [`crate::Client`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ClientConfig {
+    /// Where to begin.
+    pub bootstrap: Bootstrap,
+    /// Name that brokers see in their logs. Default `qute-client`.
+    pub client_name: String,
+    /// Limit of one connection attempt. Default 3 s.
+    pub connect_timeout: Duration,
+    /// Limit of one administrative call, retries included. Default 10 s.
+    pub call_timeout: Duration,
+    /// A connection without any sign of life for this long and [`Self::keep_alive_timeout`] is
+    /// dead. Default 3 s.
+    pub keep_alive_interval: Duration,
+    /// How long a keep-alive probe may take. Default 2 s.
+    pub keep_alive_timeout: Duration,
+    /// Shortest back-off between attempts. Default 20 ms.
+    pub backoff_min: Duration,
+    /// Longest back-off between attempts. Default 500 ms.
+    pub backoff_max: Duration,
+}
+
+impl ClientConfig {
+    /// The defaults, beginning at `bootstrap` (see [`Bootstrap`]).
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Config`] if the list makes no sense.
+    pub fn new(bootstrap: &str) -> Result<Self> {
+        Ok(Self {
+            bootstrap: bootstrap.parse()?,
+            client_name: "qute-client".to_owned(),
+            connect_timeout: Duration::from_secs(3),
+            call_timeout: Duration::from_secs(10),
+            keep_alive_interval: Duration::from_secs(3),
+            keep_alive_timeout: Duration::from_secs(2),
+            backoff_min: Duration::from_millis(20),
+            backoff_max: Duration::from_millis(500),
+        })
+    }
+
+    /// Sets the limit of one administrative call.
+    #[must_use]
+    pub fn call_timeout(mut self, timeout: Duration) -> Self {
+        self.call_timeout = timeout;
+        self
+    }
+
+    /// Sets the name that brokers see in their logs.
+    #[must_use]
+    pub fn client_name(mut self, name: impl Into<String>) -> Self {
+        self.client_name = name.into();
+        self
+    }
+
+    /// Sets the limit of one connection attempt.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+}
+
+/// Settings of a [`crate::Producer`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ProducerConfig {
+    /// How long a record may wait for others to share its batch. Default 0: a batch leaves as
+    /// soon as there is room in flight, so batches form by themselves under load.
+    pub linger: Duration,
+    /// A batch is at most this long, before compression. Default 256 KiB, at most 4 MiB.
+    pub batch_bytes: usize,
+    /// Bytes of records held until they are acknowledged; beyond that, enqueueing waits.
+    /// Default 64 MiB.
+    pub buffer_bytes: usize,
+    /// How batches are compressed. Default not at all.
+    pub compression: Codec,
+    /// A record that is not acknowledged within this time fails. Default 120 s.
+    pub delivery_timeout: Duration,
+    /// Batches in flight per partition, 1 to 5 (S12: brokers know a producer's last five).
+    /// Default 5.
+    pub in_flight_max: usize,
+}
+
+impl Default for ProducerConfig {
+    fn default() -> Self {
+        Self {
+            linger: Duration::ZERO,
+            batch_bytes: 256 * 1024,
+            buffer_bytes: 64 * 1024 * 1024,
+            compression: Codec::None,
+            delivery_timeout: Duration::from_secs(120),
+            in_flight_max: 5,
+        }
+    }
+}
+
+impl ProducerConfig {
+    /// Sets how long a record may wait for company.
+    #[must_use]
+    pub fn linger(mut self, linger: Duration) -> Self {
+        self.linger = linger;
+        self
+    }
+
+    /// Sets the size of batches.
+    #[must_use]
+    pub fn batch_bytes(mut self, bytes: usize) -> Self {
+        self.batch_bytes = bytes;
+        self
+    }
+
+    /// Sets the bytes that may wait for acknowledgement.
+    #[must_use]
+    pub fn buffer_bytes(mut self, bytes: usize) -> Self {
+        self.buffer_bytes = bytes;
+        self
+    }
+
+    /// Sets the compression.
+    #[must_use]
+    pub fn compression(mut self, codec: Codec) -> Self {
+        self.compression = codec;
+        self
+    }
+
+    /// Sets the limit of each record's delivery.
+    #[must_use]
+    pub fn delivery_timeout(mut self, timeout: Duration) -> Self {
+        self.delivery_timeout = timeout;
+        self
+    }
+
+    /// Sets how many batches of a partition may be in flight.
+    #[must_use]
+    pub fn in_flight_max(mut self, batches: usize) -> Self {
+        self.in_flight_max = batches;
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if !(1..=5).contains(&self.in_flight_max) {
+            return Err(Error::config("in_flight_max is between 1 and 5"));
+        }
+        if !(1024..=BATCH_BYTES_MAX).contains(&self.batch_bytes) {
+            return Err(Error::config("batch_bytes is between 1 KiB and 4 MiB"));
+        }
+        // Semaphore permits are counted in 32 bits.
+        if self.buffer_bytes < 2 * BATCH_BYTES_MAX || u32::try_from(self.buffer_bytes).is_err() {
+            return Err(Error::config("buffer_bytes is between 8 MiB and 4 GiB"));
+        }
+        if self.delivery_timeout.is_zero() {
+            return Err(Error::config("delivery_timeout is more than zero"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bootstrap_lists_are_read_in_both_forms() {
+        for (text, addresses) in [
+            ("127.0.0.1:7700", &["127.0.0.1:7700"][..]),
+            ("a:1, b:2,,a:1", &["a:1", "b:2"]),
+            ("qute://a,b:9/", &["a:7700", "b:9"]),
+            ("[::1]:7701,[::2]", &["[::1]:7701", "[::2]:7700"]),
+        ] {
+            assert_eq!(
+                text.parse::<Bootstrap>().unwrap().addresses(),
+                addresses,
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn bootstrap_nonsense_is_refused() {
+        for text in [
+            "",
+            ",",
+            "qute://",
+            "http://a:1",
+            "a:0",
+            "a:99999",
+            "a:b",
+            ":7700",
+            "::1",
+            "a b",
+            "[::1]x",
+            "[::1",
+        ] {
+            assert!(text.parse::<Bootstrap>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! The one error type of the client.
+//!
+//! An [`Error`] says what happened ([`ErrorKind`]), where (topic, partition, offset, endpoint),
+//! whether trying again can help, and for writes what became of the record ([`Outcome`]).
+
+use std::fmt;
+use std::sync::Arc;
+
+use qute_proto::batch::BatchError;
+use qute_proto::topic::TopicNameError;
+use qute_proto::v1::{self, ErrorCode};
+
+/// The result of the client's calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A setting or the bootstrap list makes no sense.
+    Config,
+    /// No broker could be reached; [`Error::endpoints`] says why for each.
+    Unreachable,
+    /// The deadline passed.
+    Timeout,
+    /// The topic does not exist; the leader of `__cluster` says so.
+    UnknownTopic,
+    /// The topic has no such partition.
+    UnknownPartition,
+    /// A topic of that name exists.
+    TopicExists,
+    /// The name breaks the rules of topic names.
+    InvalidTopicName,
+    /// An argument is out of its range.
+    InvalidArgument,
+    /// The record is larger than allowed.
+    RecordTooLarge,
+    /// The batch is larger than the broker allows.
+    BatchTooLarge,
+    /// A batch failed its checksum or can't be decoded.
+    CorruptBatch,
+    /// The offset lies outside what the partition holds; see [`Error::bounds`].
+    OffsetOutOfRange,
+    /// No leader answered.
+    NoLeader,
+    /// The broker or the cluster is not ready to serve.
+    NotReady,
+    /// The broker has no space left that it could promise.
+    StorageFull,
+    /// The partition has forgotten this producer's sequence; writing went on under a new epoch.
+    ProducerReset,
+    /// The record is stored, but its offset is no longer known.
+    OffsetUnknown,
+    /// The write was handed over and its fate is not known.
+    OutcomeUnknown,
+    /// The broker belongs to another cluster.
+    WrongCluster,
+    /// The replica found damage in its log and does not serve.
+    ReplicaQuarantined,
+    /// There are fewer brokers alive than replicas asked for.
+    NotEnoughBrokers,
+    /// The broker holds as much as it may.
+    Overloaded,
+    /// The handle was closed or dropped.
+    Closed,
+    /// The broker sent something that this client does not understand.
+    Protocol,
+    /// A fault inside the broker; its log says more.
+    Internal,
+}
+
+/// What became of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// It is stored.
+    Ok,
+    /// It is not stored and will not be.
+    NotWritten,
+    /// It may or may not be stored, now or later.
+    Unknown,
+}
+
+/// A half-open range of readable offsets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OffsetBounds {
+    /// First readable offset.
+    pub log_start_offset: u64,
+    /// One past the last readable offset.
+    pub high_watermark: u64,
+}
+
+impl From<v1::OffsetBounds> for OffsetBounds {
+    fn from(bounds: v1::OffsetBounds) -> Self {
+        Self {
+            log_start_offset: bounds.log_start_offset,
+            high_watermark: bounds.high_watermark,
+        }
+    }
+}
+
+/// Why an endpoint could not serve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointFailure {
+    /// `host:port`.
+    pub endpoint: String,
+    /// The cause, for people.
+    pub cause: String,
+}
+
+/// An error of the client. Cheap to clone.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    retriable: bool,
+    outcome: Option<Outcome>,
+    topic: Option<Arc<str>>,
+    partition: Option<u32>,
+    offset: Option<u64>,
+    bounds: Option<OffsetBounds>,
+    endpoints: Vec<EndpointFailure>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Arc::new(Inner {
+            kind,
+            message: message.into(),
+            retriable: kind.is_retriable(),
+            outcome: None,
+            topic: None,
+            partition: None,
+            offset: None,
+            bounds: None,
+            endpoints: Vec::new(),
+            source: None,
+        }))
+    }
+
+    pub(crate) fn config(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Config, message)
+    }
+
+    pub(crate) fn closed(what: &str) -> Self {
+        Self::new(ErrorKind::Closed, format!("the {what} is closed"))
+    }
+
+    fn edit(mut self, edit: impl FnOnce(&mut Inner)) -> Self {
+        edit(Arc::make_mut(&mut self.0));
+        self
+    }
+
+    pub(crate) fn with_outcome(self, outcome: Outcome) -> Self {
+        self.edit(|inner| inner.outcome = Some(outcome))
+    }
+
+    pub(crate) fn with_topic(self, topic: &Arc<str>) -> Self {
+        self.edit(|inner| inner.topic = Some(Arc::clone(topic)))
+    }
+
+    pub(crate) fn at(self, topic: &Arc<str>, partition: u32) -> Self {
+        self.with_topic(topic)
+            .edit(|inner| inner.partition = Some(partition))
+    }
+
+    pub(crate) fn with_offset(self, offset: u64) -> Self {
+        self.edit(|inner| inner.offset = Some(offset))
+    }
+
+    pub(crate) fn with_bounds(self, bounds: Option<OffsetBounds>) -> Self {
+        self.edit(|inner| inner.bounds = bounds)
+    }
+
+    pub(crate) fn with_endpoints(self, endpoints: Vec<EndpointFailure>) -> Self {
+        self.edit(|inner| inner.endpoints = endpoints)
+    }
+
+    pub(crate) fn with_source(
+        self,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        self.edit(|inner| inner.source = Some(Arc::new(source)))
+    }
+
+    /// What happened.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Whether doing the same again later can help.
+    #[must_use]
+    pub fn is_retriable(&self) -> bool {
+        self.0.retriable
+    }
+
+    /// For writes: what became of the record. `None` for everything else.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.0.outcome
+    }
+
+    /// The topic that it is about.
+    #[must_use]
+    pub fn topic(&self) -> Option<&str> {
+        self.0.topic.as_deref()
+    }
+
+    /// The partition that it is about.
+    #[must_use]
+    pub fn partition(&self) -> Option<u32> {
+        self.0.partition
+    }
+
+    /// The offset that it is about.
+    #[must_use]
+    pub fn offset(&self) -> Option<u64> {
+        self.0.offset
+    }
+
+    /// With [`ErrorKind::OffsetOutOfRange`]: what may be read.
+    #[must_use]
+    pub fn bounds(&self) -> Option<OffsetBounds> {
+        self.0.bounds
+    }
+
+    /// The endpoints that were tried, each with its cause.
+    #[must_use]
+    pub fn endpoints(&self) -> &[EndpointFailure] {
+        &self.0.endpoints
+    }
+
+    /// What it says without the place and the endpoints.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+}
+
+impl ErrorKind {
+    fn is_retriable(self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable
+                | Self::Timeout
+                | Self::NoLeader
+                | Self::NotReady
+                | Self::StorageFull
+                | Self::ProducerReset
+                | Self::OutcomeUnknown
+                | Self::ReplicaQuarantined
+                | Self::NotEnoughBrokers
+                | Self::Overloaded
+        )
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &*self.0;
+        if let Some(topic) = &inner.topic {
+            write!(f, "topic {topic}")?;
+            if let Some(partition) = inner.partition {
+                write!(f, " partition {partition}")?;
+            }
+            if let Some(offset) = inner.offset {
+                write!(f, " offset {offset}")?;
+            }
+            f.write_str(": ")?;
+        }
+        f.write_str(&inner.message)?;
+        if let Some(bounds) = inner.bounds {
+            write!(
+                f,
+                " (readable: {} up to, not including, {})",
+                bounds.log_start_offset, bounds.high_watermark
+            )?;
+        }
+        for (number, failure) in inner.endpoints.iter().enumerate() {
+            let separator = if number == 0 { ": " } else { "; " };
+            write!(f, "{separator}{}: {}", failure.endpoint, failure.cause)?;
+        }
+        match inner.outcome {
+            Some(Outcome::Ok) => f.write_str(" (stored)"),
+            Some(Outcome::NotWritten) => f.write_str(" (not written)"),
+            Some(Outcome::Unknown) => f.write_str(" (outcome unknown: it may have been written)"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Error({:?}: {self})", self.kind())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0
+            .source
+            .as_deref()
+            .map(|source| source as &(dyn std::error::Error + 'static))
+    }
+}
+
+impl From<TopicNameError> for Error {
+    fn from(error: TopicNameError) -> Self {
+        Self::new(ErrorKind::InvalidTopicName, error.to_string()).with_source(error)
+    }
+}
+
+impl From<BatchError> for Error {
+    fn from(error: BatchError) -> Self {
+        let kind = match &error {
+            BatchError::RecordTooLarge { .. } | BatchError::TooManyHeaders { .. } => {
+                ErrorKind::RecordTooLarge
+            }
+            BatchError::BatchTooLarge { .. } => ErrorKind::BatchTooLarge,
+            _ => ErrorKind::CorruptBatch,
+        };
+        Self::new(kind, error.to_string()).with_source(error)
+    }
+}
+
+impl From<tonic::Status> for Error {
+    fn from(status: tonic::Status) -> Self {
+        use tonic::Code;
+        let kind = match status.code() {
+            Code::DeadlineExceeded => ErrorKind::Timeout,
+            Code::Unimplemented | Code::InvalidArgument | Code::OutOfRange => ErrorKind::Protocol,
+            Code::ResourceExhausted => ErrorKind::Overloaded,
+            Code::FailedPrecondition => ErrorKind::WrongCluster,
+            Code::Internal | Code::DataLoss => ErrorKind::Internal,
+            // `Unknown` and `Cancelled` can mean a dead connection as well.
+            _ => ErrorKind::Unreachable,
+        };
+        Self::new(kind, cause_of(&status))
+    }
+}
+
+/// What a status says, with the innermost cause (where "connection refused" stands).
+pub(crate) fn cause_of(status: &tonic::Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(status);
+    let mut innermost = None;
+    while let Some(error) = cause {
+        innermost = Some(error.to_string());
+        cause = error.source();
+    }
+    if let Some(innermost) = innermost
+        && !text.contains(&innermost)
+    {
+        if text.is_empty() || text == "transport error" || text == "tcp connect error" {
+            text = innermost;
+        } else {
+            text = format!("{text}: {innermost}");
+        }
+    }
+    if text.is_empty() {
+        text = status.code().description().to_owned();
+    }
+    text
+}
+
+impl From<&v1::Error> for Error {
+    fn from(error: &v1::Error) -> Self {
+        let kind = match error.code() {
+            ErrorCode::NotLeader => ErrorKind::NoLeader,
+            ErrorCode::UnknownTopic => ErrorKind::UnknownTopic,
+            ErrorCode::UnknownPartition => ErrorKind::UnknownPartition,
+            ErrorCode::OffsetOutOfRange => ErrorKind::OffsetOutOfRange,
+            ErrorCode::RecordTooLarge => ErrorKind::RecordTooLarge,
+            ErrorCode::BatchTooLarge => ErrorKind::BatchTooLarge,
+            ErrorCode::CorruptBatch => ErrorKind::CorruptBatch,
+            ErrorCode::StorageFull => ErrorKind::StorageFull,
+            ErrorCode::InvalidTopicName => ErrorKind::InvalidTopicName,
+            ErrorCode::TopicExists => ErrorKind::TopicExists,
+            ErrorCode::InvalidArgument => ErrorKind::InvalidArgument,
+            ErrorCode::UnknownProducer
+            | ErrorCode::OutOfOrderSequence
+            | ErrorCode::ProducerFenced => ErrorKind::ProducerReset,
+            ErrorCode::NotReady => ErrorKind::NotReady,
+            ErrorCode::OutcomeUnknown => ErrorKind::OutcomeUnknown,
+            ErrorCode::WrongCluster => ErrorKind::WrongCluster,
+            ErrorCode::ReplicaQuarantined => ErrorKind::ReplicaQuarantined,
+            ErrorCode::NotEnoughBrokers => ErrorKind::NotEnoughBrokers,
+            ErrorCode::Overloaded => ErrorKind::Overloaded,
+            ErrorCode::DuplicateSequence => ErrorKind::OffsetUnknown,
+            ErrorCode::Internal | ErrorCode::Unspecified => ErrorKind::Internal,
+        };
+        let message = if error.message.is_empty() {
+            error.code().as_str_name().to_owned()
+        } else {
+            error.message.clone()
+        };
+        Self::new(kind, message).with_bounds(error.bounds.map(Into::into))
+    }
+}
