@@ -5,8 +5,10 @@
 //! | [`state`] | the pure state machine over `ClusterCommand` |
 //! | [`view`] | the immutable picture that it publishes |
 //! | [`settings`] | topic settings: keys, values, defaults |
+//! | [`forming`] | how a broker comes to belong to a cluster (S21)
 //! | [`placement`] | where replicas go: pure functions |
 
+pub mod forming;
 pub mod placement;
 pub mod settings;
 pub mod state;
