@@ -465,7 +465,10 @@ mod tests {
         stranger.introduce(vec![peer_a]).await;
         let noise = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         for length in [0, 1, 23, 24, 25, 1304, 1305, 4000] {
-            noise.send_to(&vec![0xa5; length], peer_a.address).await.unwrap();
+            noise
+                .send_to(&vec![0xa5; length], peer_a.address)
+                .await
+                .unwrap();
         }
         let (b, _) = start(1, 2, 1).await;
         b.introduce(vec![peer_a]).await;

@@ -138,7 +138,11 @@ mod tests {
             assert_eq!(open(cluster(1), &flipped), None, "bit {bit}");
         }
         for length in 0..datagram.len() {
-            assert_eq!(open(cluster(1), &datagram[..length]), None, "length {length}");
+            assert_eq!(
+                open(cluster(1), &datagram[..length]),
+                None,
+                "length {length}"
+            );
         }
     }
 

@@ -191,7 +191,6 @@ pub enum PromiseAnswer {
 #[derive(Clone, Debug)]
 pub struct Forming {
     me: BrokerAddress,
-    has_seeds: bool,
     expect: u32,
     durable: Durable,
     promises_given: u64,
@@ -205,7 +204,6 @@ impl Forming {
     pub fn new(me: BrokerAddress, has_seeds: bool, expect: u32, durable: Durable) -> Self {
         Self {
             me,
-            has_seeds,
             expect: if has_seeds { expect } else { expect.max(1) },
             durable,
             promises_given: 0,
