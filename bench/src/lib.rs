@@ -1,1 +1,22 @@
-//! Placeholder.
+//! Load generator and measurements for Qute.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`target`] | the cluster under load: one that runs, or brokers of its own |
+//! | [`latency`] | HDR histograms and their JSON |
+//! | [`load`] | `produce`, `consume`, `end-to-end` |
+//! | [`failover`] | the gap after a leader is killed |
+//! | [`restart`] | how soon a broker with many records serves again |
+//! | [`idle`] | what replicas cost while nothing happens |
+//! | [`disk`] | the ceiling that the disk sets, without Qute |
+//!
+//! Every measurement prints one JSON object to standard output and what it is doing to standard
+//! error. Brokers of its own are real `qute-broker` processes, found beside this program.
+
+pub mod disk;
+pub mod failover;
+pub mod idle;
+pub mod latency;
+pub mod load;
+pub mod restart;
+pub mod target;
