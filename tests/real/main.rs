@@ -7,6 +7,7 @@
 //! | `identity` | wiped, copied, foreign and newer data directories (S9, S23) |
 //! | `restart` | stops, kills, freezes, changed ports |
 //! | `input` | what people and networks send by mistake |
+//! | `serve` | refusals and answers that clients build on: leaders, duplicates, credit, offsets |
 //! | `disk` | a disk that is full |
 //! | `wire` | (raw gRPC for `input`) |
 //! | `cost` | each record byte written once per replica |
@@ -20,6 +21,7 @@ mod identity;
 mod input;
 mod restart;
 mod scale;
+mod serve;
 mod wire;
 
 use qute_tests::binaries::Binaries;

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
+use futures::{StreamExt, stream};
 use qute_proto::batch::{BatchBuilder, Codec, ProducerStamp, RecordRef};
 use qute_proto::v1::cluster_client::ClusterClient;
 use qute_proto::v1::log_client::LogClient;
 use qute_proto::v1::{
-    CreateTopicRequest, CreateTopicResponse, ErrorCode, MetadataRequest, ProduceRequest,
-    produce_response,
+    CreateTopicRequest, CreateTopicResponse, Credit, Error, ErrorCode, FetchRequest, FetchResponse,
+    ListOffsetsRequest, MetadataRequest, OffsetAnswer, OffsetQuery, ProduceAck, ProduceRequest,
+    Subscribe, fetch_request, produce_response,
 };
 use qute_tests::wait;
 use tokio::runtime::Runtime;
@@ -105,13 +107,29 @@ impl Raw {
         self.produce_to(topic.clone(), 0, batches)
     }
 
-    /// Sends batches over one stream and waits for all answers, by correlation id.
+    /// Sends batches over one stream and waits for all answers.
     pub fn produce_to(
         &self,
         topic_id: Bytes,
         partition: u32,
         batches: Vec<Bytes>,
     ) -> Result<Vec<Outcome>> {
+        let answers = self.produce_in_full(topic_id, partition, batches)?;
+        let short = |answer: std::result::Result<ProduceAck, Error>| {
+            answer
+                .map(|ack| ack.base_offset)
+                .map_err(|error| error.code())
+        };
+        Ok(answers.into_iter().map(short).collect())
+    }
+
+    /// Sends batches over one stream and waits for all answers, in the order of the batches.
+    pub fn produce_in_full(
+        &self,
+        topic_id: Bytes,
+        partition: u32,
+        batches: Vec<Bytes>,
+    ) -> Result<Vec<std::result::Result<ProduceAck, Error>>> {
         let count = batches.len();
         let request = move |(number, batch)| ProduceRequest {
             correlation_id: number,
@@ -123,34 +141,105 @@ impl Raw {
         let mut client = LogClient::new(self.channel.clone());
         let call = async {
             // The request side stays open until all answers are there.
-            let (_open, closed) = tokio::sync::oneshot::channel::<()>();
-            let rest = futures::stream::once(async { closed.await.ok() });
-            let rest = futures::StreamExt::filter_map(rest, |_| async { None });
-            let stream = futures::StreamExt::chain(futures::stream::iter(requests), rest);
+            let stream = stream::iter(requests).chain(stream::pending());
             let mut responses = client.produce(stream).await?.into_inner();
-            let mut outcomes = vec![None; count];
+            let mut answers = vec![None; count];
             for _ in 0..count {
                 let response = responses.message().await?.context("the stream has ended")?;
                 let place = usize::try_from(response.correlation_id)?;
-                let outcome = match response.result.context("an empty answer")? {
-                    produce_response::Result::Ack(ack) => Ok(ack.base_offset),
-                    produce_response::Result::Error(error) => Err(error.code()),
+                let answer = match response.result.context("an empty answer")? {
+                    produce_response::Result::Ack(ack) => Ok(ack),
+                    produce_response::Result::Error(error) => Err(error),
                 };
-                let slot = outcomes
-                    .get_mut(place)
-                    .context("a foreign correlation id")?;
+                let slot = answers.get_mut(place).context("a foreign correlation id")?;
                 ensure!(
-                    slot.replace(outcome).is_none(),
+                    slot.replace(answer).is_none(),
                     "request {place} answered twice"
                 );
             }
-            outcomes
+            answers
                 .into_iter()
                 .collect::<Option<Vec<_>>>()
                 .context("an answer is missing")
         };
         self.runtime
             .block_on(async { timeout(LIMIT, call).await })?
+    }
+
+    /// Opens a fetch stream with one subscription, to partition 0.
+    pub fn fetch(&self, topic_id: &Bytes, offset: u64) -> Result<Fetch<'_>> {
+        let (requests, receiver) = tokio::sync::mpsc::unbounded_channel();
+        let subscribe = Subscribe {
+            subscription_id: 1,
+            topic_id: topic_id.clone(),
+            partition: 0,
+            offset,
+        };
+        requests.send(FetchRequest {
+            request: Some(fetch_request::Request::Subscribe(subscribe)),
+        })?;
+        let stream = stream::unfold(receiver, |mut receiver| async {
+            Some((receiver.recv().await?, receiver))
+        });
+        let mut client = LogClient::new(self.channel.clone());
+        let call = async { timeout(LIMIT, client.fetch(stream)).await };
+        let responses = self.runtime.block_on(call)??.into_inner();
+        Ok(Fetch {
+            raw: self,
+            requests,
+            responses,
+        })
+    }
+
+    /// Asks for one offset of partition 0.
+    pub fn list_offset(
+        &self,
+        topic_id: &Bytes,
+        position: qute_proto::v1::offset_query::Position,
+    ) -> Result<OffsetAnswer> {
+        let query = OffsetQuery {
+            topic_id: topic_id.clone(),
+            partition: 0,
+            position: Some(position),
+        };
+        let request = ListOffsetsRequest {
+            queries: vec![query],
+        };
+        let mut client = LogClient::new(self.channel.clone());
+        let call = async { timeout(LIMIT, client.list_offsets(request)).await };
+        let response = self.runtime.block_on(call)??.into_inner();
+        response.answers.into_iter().next().context("no answer")
+    }
+}
+
+/// An open fetch stream.
+pub struct Fetch<'a> {
+    raw: &'a Raw,
+    requests: tokio::sync::mpsc::UnboundedSender<FetchRequest>,
+    responses: tonic::Streaming<FetchResponse>,
+}
+
+impl Fetch<'_> {
+    /// Gives the broker more bytes to send.
+    pub fn credit(&self, bytes: u64) -> Result<()> {
+        let request = Some(fetch_request::Request::Credit(Credit { bytes }));
+        Ok(self.requests.send(FetchRequest { request })?)
+    }
+
+    /// The next response; `None` when none comes within `within`.
+    pub fn next(
+        &mut self,
+        within: Duration,
+    ) -> Result<Option<qute_proto::v1::fetch_response::Response>> {
+        let next = async { timeout(within, self.responses.message()).await };
+        match self.raw.runtime.block_on(next) {
+            Err(_) => Ok(None),
+            Ok(response) => {
+                let response = response?.context("the stream has ended")?;
+                ensure!(response.subscription_id == 1, "a foreign subscription");
+                Ok(Some(response.response.context("an empty response")?))
+            }
+        }
     }
 }
 
@@ -166,6 +255,11 @@ fn topic_id(response: CreateTopicResponse) -> Result<std::result::Result<Bytes, 
 
 /// A batch of these values, without a producer.
 pub fn batch(values: &[&[u8]]) -> Result<Bytes> {
+    stamped(values, ProducerStamp::NONE)
+}
+
+/// A batch of these values with a producer.
+pub fn stamped(values: &[&[u8]], producer: ProducerStamp) -> Result<Bytes> {
     let mut builder = BatchBuilder::new(1 << 20);
     for value in values {
         let record = RecordRef {
@@ -176,7 +270,7 @@ pub fn batch(values: &[&[u8]]) -> Result<Bytes> {
         };
         builder.push(&record)?;
     }
-    Ok(builder.finish(Codec::None)?.seal(ProducerStamp::NONE))
+    Ok(builder.finish(Codec::None)?.seal(producer))
 }
 
 /// Sets the checksum to what the bytes call for.

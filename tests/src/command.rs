@@ -247,3 +247,33 @@ impl Output {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Qute {
+        Qute::new(Path::new("/bin/sh")).args(["-c", script])
+    }
+
+    #[test]
+    fn command_gets_its_input_and_gives_its_output() {
+        let input = vec![b'x'; 1 << 20];
+        let output = shell("cat; echo done >&2; exit 3")
+            .run_with(&input)
+            .unwrap();
+        assert_eq!(output.stdout, input);
+        let output = output.expect(3).unwrap().says("DONE").unwrap();
+        assert!(output.ok().is_err());
+    }
+
+    #[test]
+    fn command_that_overruns_is_killed_with_what_it_said() {
+        let limit = Duration::from_millis(300);
+        let error = shell("echo stuck >&2; exec sleep 1000")
+            .limit(limit)
+            .run()
+            .unwrap_err();
+        assert!(format!("{error:#}").contains("stuck"), "{error:#}");
+    }
+}

@@ -136,3 +136,33 @@ pub fn log_end(path: &Path) -> String {
     };
     read().unwrap_or_else(|error| format!("no log: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, log: &Path) -> Process {
+        let words = ["/bin/sh", "-c", script].map(str::to_owned);
+        Process::start(&words, log).unwrap()
+    }
+
+    #[test]
+    fn process_that_ends_leaves_its_code_and_its_output() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut process = shell("echo out; echo err >&2; exit 7", &dir.path().join("log"));
+        assert_eq!(process.wait(wait::LONG).unwrap().code(), Some(7));
+        let output = process.output().unwrap();
+        assert!(output.contains("out") && output.contains("err"), "{output}");
+        assert!(log_end(&dir.path().join("log")).contains("err"));
+    }
+
+    #[test]
+    fn process_dropped_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let process = shell("exec sleep 1000", &dir.path().join("log"));
+        let proc = format!("/proc/{}", process.pid());
+        assert!(Path::new(&proc).exists());
+        drop(process);
+        assert!(!Path::new(&proc).exists());
+    }
+}
