@@ -10,8 +10,8 @@ use std::net::{TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use futures::StreamExt;
 use futures::future::join_all;
-use futures::{StreamExt, TryStreamExt};
 use qute_broker::broker::Broker;
 use qute_broker::config::Config;
 use qute_client::{Client, Position, Producer, ProducerConfig, Record, TopicSpec};
@@ -19,7 +19,6 @@ use qute_client::{Client, Position, Producer, ProducerConfig, Record, TopicSpec}
 const TOPIC: &str = "orders";
 const RECORDS: usize = 20_000;
 const CUSTOMERS: usize = 500;
-const IN_FLIGHT: usize = 1_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::main]
@@ -122,12 +121,16 @@ fn order(number: usize) -> Record {
         .value(number.to_string())
 }
 
-/// Writes these orders, many in flight at a time, and waits for every acknowledgement.
+/// Writes these orders, as many in flight as the producer's buffer takes, and waits for every
+/// acknowledgement.
 async fn write(producer: &Producer, numbers: std::ops::Range<usize>) -> Result<()> {
-    futures::stream::iter(numbers.map(|number| producer.send(order(number))))
-        .buffered(IN_FLIGHT)
-        .try_for_each(|_| async { Ok(()) })
-        .await?;
+    let mut tickets = Vec::with_capacity(numbers.len());
+    for number in numbers {
+        tickets.push(producer.enqueue(order(number)).await?);
+    }
+    for ticket in tickets {
+        ticket.await?;
+    }
     Ok(())
 }
 

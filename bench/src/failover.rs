@@ -47,7 +47,7 @@ pub fn measure(kills: usize) -> Result<Value> {
     let runtime = tokio::runtime::Runtime::new()?;
     let writers = runtime.spawn(write(
         cluster.bootstrap(),
-        Arc::clone(&acks),
+        Arc::clone(&partitions),
         Arc::clone(&stop),
     ));
 
