@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use qute_proto::ids::TopicId;
 use qute_proto::v1;
 use rand::seq::SliceRandom;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -36,6 +36,8 @@ pub(crate) struct MetadataCache {
     refreshing: tokio::sync::Mutex<Refreshed>,
     /// How many refreshes have begun.
     begun: std::sync::atomic::AtomicU64,
+    /// Wakes the task that refreshes for those who do not wait themselves.
+    refresh_wanted: Notify,
     /// The endpoint that answered last.
     last_good: Mutex<Option<Address>>,
 }
@@ -57,6 +59,7 @@ impl MetadataCache {
             replacing: Mutex::new(()),
             refreshing: tokio::sync::Mutex::default(),
             begun: std::sync::atomic::AtomicU64::new(0),
+            refresh_wanted: Notify::new(),
             last_good: Mutex::new(None),
         }
     }
@@ -173,6 +176,11 @@ impl MetadataCache {
             result: Some(result.clone()),
         };
         result
+    }
+
+    /// Has the view refreshed in the background; whoever asks sees it by [`Self::subscribe`].
+    pub(crate) fn request_refresh(&self) {
+        self.refresh_wanted.notify_one();
     }
 
     /// Fetches a view at or beyond `cluster_index` from any broker (S28).
@@ -388,8 +396,19 @@ impl<'a> ControllerRoute<'a> {
 /// this only makes things faster. Ends with the token.
 pub(crate) fn spawn_watch(cache: Arc<MetadataCache>, stop: CancellationToken) {
     tokio::spawn(async move {
-        stop.run_until_cancelled(watch(&cache)).await;
+        let tasks = async { tokio::join!(watch(&cache), refresh_on_request(&cache)) };
+        stop.run_until_cancelled(tasks).await;
     });
+}
+
+async fn refresh_on_request(cache: &MetadataCache) {
+    loop {
+        cache.refresh_wanted.notified().await;
+        if let Err(error) = cache.refresh().await {
+            debug!(%error, "metadata refresh failed");
+        }
+        tokio::time::sleep(cache.config.backoff_min).await;
+    }
 }
 
 async fn watch(cache: &MetadataCache) {

@@ -173,6 +173,7 @@ impl UnsealedBatch {
     #[must_use]
     pub fn seal(mut self, producer: ProducerStamp) -> Bytes {
         self.header.producer = producer;
+        self.header.crc = 0;
         let write = |buffer: &mut BytesMut, header: &BatchHeader| {
             if let Some(room) = buffer.get_mut(..HEADER_BYTES) {
                 room.copy_from_slice(&header.encode());
@@ -183,4 +184,15 @@ impl UnsealedBatch {
         write(&mut self.buffer, &self.header);
         self.buffer.freeze()
     }
+}
+
+/// The same batch under another producer stamp: copies it once. For a producer that has to go on
+/// under a new epoch.
+///
+/// # Errors
+/// Whatever makes `batch` not a batch.
+pub fn reseal(batch: &[u8], producer: ProducerStamp) -> Result<Bytes, BatchError> {
+    let header = BatchHeader::verify(batch)?;
+    let buffer = BytesMut::from(batch);
+    Ok(UnsealedBatch { header, buffer }.seal(producer))
 }

@@ -48,7 +48,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub use builder::{BatchBuilder, Push, UnsealedBatch};
+pub use builder::{BatchBuilder, Push, UnsealedBatch, reseal};
 pub use codec::Codec;
 pub use error::BatchError;
 pub use header::{BatchHeader, ProducerStamp};

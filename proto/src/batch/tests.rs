@@ -117,6 +117,19 @@ fn batch_absent_and_empty_keys_and_values_stay_different() {
 }
 
 #[test]
+fn batch_resealed_differs_in_its_stamp_only() {
+    let other = ProducerStamp {
+        epoch: 8,
+        base_sequence: 0,
+        ..STAMP
+    };
+    let batch = golden(Codec::Zstd);
+    let resealed = reseal(&batch, other).unwrap();
+    assert_eq!(BatchHeader::verify(&resealed).unwrap().producer, other);
+    assert_eq!(reseal(&resealed, STAMP).unwrap(), batch);
+}
+
+#[test]
 fn builder_over_its_limit_says_full_and_is_reusable() {
     let mut builder = BatchBuilder::new(1024);
     let value = [7u8; 300];

@@ -1,0 +1,543 @@
+//! The task of one partition: moves batches from its queue through its flight to the leader, and
+//! carries out what the flight (`flight.rs`) decides.
+//!
+//! ```text
+//!            leader known              refusal, stream broken
+//! [no route] ------------> [to leader] ----------------------> drain -> [waiting]
+//!     ^                        |  ^                                        |
+//!     |  back-off over         |  '--- newer leader epoch: at once --------|
+//!     '------------------------'---------------------------------<---------'
+//! ```
+//!
+//! A leader is left for another only on a newer epoch; otherwise the driver backs off, asks for
+//! new metadata and goes to whoever is known then (promise 3 of the client).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use qute_proto::batch::{ProducerStamp, UnsealedBatch, reseal};
+use qute_proto::ids::ProducerId;
+use qute_proto::v1::{self, ErrorCode};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::fate::Fate;
+use super::flight::{Flight, Key, Lost, Refusal};
+use super::link::{Event, Link, Links, Permit};
+use super::queue::PartitionQueue;
+use crate::client::Shared;
+use crate::config::ProducerConfig;
+use crate::error::{Error, ErrorKind, Outcome};
+use crate::metadata::{Leader, Topic};
+use crate::net::Backoff;
+
+/// How long the answers still due are awaited after a refusal.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Limit of asking the leader of `__cluster` whether a topic is gone.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
+/// So often in a row the lowest batch may be told "out of order" before the sequence is given up:
+/// a deposed leader that does not know it yet may lack what its successor acknowledged.
+const OUT_OF_ORDER_MAX: u32 = 5;
+
+/// A batch in flight.
+struct Batch {
+    body: Body,
+    fate: Fate,
+    expires_at: Instant,
+}
+
+enum Body {
+    Unsealed(UnsealedBatch),
+    Sealed(Bytes, ProducerStamp),
+    /// Only while it changes from one to the other.
+    Empty,
+}
+
+enum Route {
+    None,
+    To {
+        link: Arc<Link>,
+        leader: Leader,
+    },
+    Waiting {
+        until: Instant,
+        leader: Option<Leader>,
+    },
+}
+
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    links: Arc<Links>,
+    topic: Arc<Topic>,
+    queue: Arc<PartitionQueue>,
+    producer_id: ProducerId,
+    delivery_timeout: Duration,
+    flight: Flight<Batch>,
+    route: Route,
+    backoff: Backoff,
+    out_of_order: u32,
+    drain_until: Option<Instant>,
+    confirming: bool,
+    /// The lowest sequence of this round that was finally refused, and with what.
+    final_error: Option<(u64, Error)>,
+    /// Of the last failed attempt, for what a timeout reports.
+    last_failure: Option<String>,
+    sender: mpsc::UnboundedSender<Event>,
+    /// Bounded by the window: each request sent gives one event.
+    events: mpsc::UnboundedReceiver<Event>,
+    views: watch::Receiver<u64>,
+}
+
+impl Driver {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        links: Arc<Links>,
+        topic: Arc<Topic>,
+        queue: Arc<PartitionQueue>,
+        producer_id: ProducerId,
+        config: &ProducerConfig,
+    ) -> Self {
+        let (sender, events) = mpsc::unbounded_channel();
+        Self {
+            backoff: Backoff::new(&shared.config),
+            views: shared.metadata.subscribe(),
+            shared,
+            links,
+            topic,
+            queue,
+            producer_id,
+            delivery_timeout: config.delivery_timeout,
+            flight: Flight::new(config.in_flight_max),
+            route: Route::None,
+            out_of_order: 0,
+            drain_until: None,
+            confirming: false,
+            final_error: None,
+            last_failure: None,
+            sender,
+            events,
+        }
+    }
+
+    /// Runs until stopped, or until the topic is gone; every batch then has its fate.
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        let queue = Arc::clone(&self.queue);
+        loop {
+            self.fill();
+            self.find_route();
+            let link = match &self.route {
+                Route::To { link, .. } if self.flight.wants_send() => Some(Arc::clone(link)),
+                _ => None,
+            };
+            let timer = self.next_timer();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                // The sender is ours: never closed.
+                Some(event) = self.events.recv() => {
+                    if !self.on_event(event) {
+                        return;
+                    }
+                }
+                permit = reserve(link.as_deref()), if link.is_some() => self.send(permit),
+                () = queue.wake.notified(), if self.flight.has_room() => {}
+                Ok(()) = self.views.changed(), if !self.flight.is_empty() => self.on_view(),
+                () = until(timer), if timer.is_some() => self.on_timer(),
+            }
+        }
+        self.give_up_all(&Error::closed("producer"));
+    }
+
+    /// Moves batches from the queue into the window.
+    fn fill(&mut self) {
+        while self.flight.has_room()
+            && let Some(ready) = self.queue.take()
+        {
+            let records = ready.batch.record_count();
+            let batch = Batch {
+                body: Body::Unsealed(ready.batch),
+                fate: ready.fate,
+                expires_at: ready.opened_at + self.delivery_timeout,
+            };
+            self.flight.admit(batch, records);
+        }
+    }
+
+    fn next_timer(&self) -> Option<Instant> {
+        let expiry = self.flight.front().map(|batch| batch.expires_at);
+        let due = self
+            .flight
+            .has_room()
+            .then(|| self.queue.due_at())
+            .flatten();
+        let waiting = match self.route {
+            Route::Waiting { until, .. } if !self.flight.is_empty() => Some(until),
+            _ => None,
+        };
+        [expiry, due, waiting, self.drain_until]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// The leader, if one is known, and its stream; else waits for new metadata.
+    fn find_route(&mut self) {
+        if let Route::To { link, .. } = &self.route
+            && link.is_broken()
+            && self.flight.is_drained()
+            && !self.flight.is_draining()
+        {
+            // It broke while nothing was under way.
+            self.flight.rewind();
+            self.route = Route::None;
+        }
+        if !matches!(self.route, Route::None) || !self.flight.wants_send() {
+            return;
+        }
+        let view = self.shared.metadata.load();
+        let Some(topic) = view.topic_by_id(&self.topic.name, self.topic.id) else {
+            self.confirm_topic();
+            return self.wait(None);
+        };
+        let leader = topic.leader(self.queue.place.partition);
+        match leader.and_then(|leader| Some((leader, view.address(leader.broker)?))) {
+            Some((leader, address)) => {
+                let link = self.links.get(leader.broker, address);
+                self.route = Route::To { link, leader };
+            }
+            None => {
+                self.last_failure = Some("no leader is known".to_owned());
+                self.wait(leader);
+            }
+        }
+    }
+
+    /// Backs off, and has metadata refreshed meanwhile.
+    fn wait(&mut self, leader: Option<Leader>) {
+        self.shared.metadata.request_refresh();
+        self.route = Route::Waiting {
+            until: Instant::now() + self.backoff.step(),
+            leader,
+        };
+    }
+
+    fn send(&mut self, permit: Option<Permit>) {
+        let Route::To { link, .. } = &self.route else {
+            return;
+        };
+        let link = Arc::clone(link);
+        let (topic_id, partition) = (self.topic.id.to_wire(), self.queue.place.partition);
+        let producer_id = self.producer_id;
+        let Some((key, slot)) = self.flight.next_unsent() else {
+            return;
+        };
+        let stamp = ProducerStamp {
+            producer_id,
+            epoch: key.epoch,
+            base_sequence: key.sequence,
+        };
+        let request = slot
+            .payload
+            .body
+            .sealed(stamp)
+            .map(|batch| v1::ProduceRequest {
+                correlation_id: 0,
+                topic_id,
+                partition,
+                batch,
+            });
+        let Some(request) = request else {
+            // Our own batch does not read back: a fault of ours, told to its tickets.
+            let error = Error::new(ErrorKind::CorruptBatch, "the batch can't be sealed again");
+            return self.give_up(1, &error);
+        };
+        let sent = permit.is_some_and(|permit| link.send(permit, key, &self.sender, request));
+        if sent {
+            slot.payload.fate.sent = true;
+            self.flight.mark_sent();
+        } else {
+            // The stream had ended before: nothing of this attempt left.
+            self.end_round();
+        }
+    }
+
+    /// False once the topic is gone and everything has its fate.
+    fn on_event(&mut self, event: Event) -> bool {
+        match event {
+            Event::Acknowledged { key, base_offset } => {
+                if let Some(batch) = self.flight.acknowledge(key) {
+                    self.backoff.reset();
+                    self.out_of_order = 0;
+                    batch.fate.written(base_offset);
+                }
+            }
+            Event::Refused { key, error } if error.code() == ErrorCode::DuplicateSequence => {
+                if let Some(batch) = self.flight.acknowledge(key) {
+                    batch.fate.failed(Error::from(&error), Outcome::Ok);
+                }
+            }
+            Event::Refused { key, error } => self.on_refused(key, &error),
+            Event::Broken { key, unsent, cause } => {
+                self.last_failure = Some(cause.to_string());
+                let refusal = if unsent {
+                    Refusal::Retriable
+                } else {
+                    Refusal::Unclear
+                };
+                self.flight.refuse(key, refusal);
+            }
+            Event::TopicConfirmed(true) => self.confirming = false,
+            Event::TopicConfirmed(false) => {
+                let gone = Error::new(ErrorKind::UnknownTopic, "the topic does not exist any more");
+                self.give_up_all(&gone);
+                return false;
+            }
+        }
+        if self.flight.is_draining() {
+            if self.flight.is_drained() {
+                self.after_drain();
+            } else if self.drain_until.is_none() {
+                self.drain_until = Some(Instant::now() + DRAIN_TIMEOUT);
+            }
+        }
+        true
+    }
+
+    fn on_refused(&mut self, key: Key, error: &v1::Error) {
+        debug!(place = ?self.queue.place, ?key, code = ?error.code(), message = error.message, "batch refused");
+        let refusal = match error.code() {
+            ErrorCode::RecordTooLarge
+            | ErrorCode::BatchTooLarge
+            | ErrorCode::CorruptBatch
+            | ErrorCode::InvalidArgument
+            | ErrorCode::WrongCluster => Refusal::Final,
+            ErrorCode::OutcomeUnknown | ErrorCode::Internal | ErrorCode::Unspecified => {
+                Refusal::Unclear
+            }
+            ErrorCode::OutOfOrderSequence => Refusal::OutOfOrder,
+            ErrorCode::UnknownProducer | ErrorCode::ProducerFenced => Refusal::UnknownProducer,
+            _ => Refusal::Retriable,
+        };
+        let told = Error::from(error);
+        self.last_failure = Some(told.message().to_owned());
+        if !self.flight.refuse(key, refusal) {
+            return;
+        }
+        match error.code() {
+            ErrorCode::NotLeader => {
+                let partition = self.queue.place.partition;
+                // S28, promise 3: taken in only if it is newer than what is known.
+                self.shared
+                    .metadata
+                    .learn(&self.topic, partition, error.leader_hint.as_ref());
+            }
+            ErrorCode::UnknownTopic | ErrorCode::UnknownPartition => self.confirm_topic(),
+            _ => {}
+        }
+        let lower = |(sequence, _): &(u64, Error)| *sequence > key.sequence;
+        if refusal == Refusal::Final && self.final_error.as_ref().is_none_or(lower) {
+            // For the tickets of exactly this batch, once the round is drained.
+            self.final_error = Some((key.sequence, told));
+        }
+    }
+
+    /// All answers of the round are in: the lowest batch's verdict decides.
+    fn after_drain(&mut self) {
+        match self.flight.verdict() {
+            Some(Refusal::Final) => {
+                let error = match self.final_error.take() {
+                    Some((_, error)) => error,
+                    None => Error::new(ErrorKind::InvalidArgument, "the broker refused the batch"),
+                };
+                self.give_up(1, &error);
+            }
+            Some(Refusal::UnknownProducer) => self.new_epoch(),
+            Some(Refusal::OutOfOrder) if self.out_of_order >= OUT_OF_ORDER_MAX => self.new_epoch(),
+            Some(Refusal::OutOfOrder) => {
+                self.out_of_order += 1;
+                self.end_round();
+            }
+            _ => self.end_round(),
+        }
+    }
+
+    /// S12: the sequence is lost to the broker. What may be written ends unknown, the rest goes on
+    /// under a new epoch.
+    fn new_epoch(&mut self) {
+        self.out_of_order = 0;
+        self.drain_until = None;
+        let lost = self.flight.restart_epoch();
+        warn!(
+            topic = %self.queue.place.topic,
+            partition = self.queue.place.partition,
+            epoch = self.flight.epoch(),
+            batches_unknown = lost.len(),
+            "the partition does not know this producer's sequence any more; going on under a new epoch"
+        );
+        let error = Error::new(
+            ErrorKind::ProducerReset,
+            "the partition does not know this producer's sequence any more",
+        );
+        fail(lost, &error);
+    }
+
+    /// The next round begins at the lowest batch: at once with a newer leader, else after a
+    /// back-off.
+    fn end_round(&mut self) {
+        self.drain_until = None;
+        self.final_error = None;
+        self.flight.rewind();
+        let leader = match &self.route {
+            Route::To { leader, .. } => Some(*leader),
+            Route::Waiting { leader, .. } => *leader,
+            Route::None => None,
+        };
+        if self.newer_leader(leader) {
+            self.route = Route::None;
+        } else {
+            self.wait(leader);
+        }
+    }
+
+    fn known_leader(&self) -> Option<Leader> {
+        let view = self.shared.metadata.load();
+        view.topic_by_id(&self.topic.name, self.topic.id)?
+            .leader(self.queue.place.partition)
+    }
+
+    fn newer_leader(&self, than: Option<Leader>) -> bool {
+        self.known_leader()
+            .is_some_and(|known| than.is_none_or(|than| known.epoch > than.epoch))
+    }
+
+    /// Metadata changed: a newer leader is followed at once, without waiting for the old one.
+    fn on_view(&mut self) {
+        let leader = match &self.route {
+            Route::None => return,
+            Route::To { leader, .. } => Some(*leader),
+            Route::Waiting { leader, .. } => *leader,
+        };
+        if self.newer_leader(leader) {
+            self.drain_until = None;
+            self.flight.rewind();
+            self.route = Route::None;
+        }
+    }
+
+    fn on_timer(&mut self) {
+        let now = Instant::now();
+        if self.drain_until.is_some_and(|until| until <= now) {
+            self.end_round();
+        }
+        if matches!(self.route, Route::Waiting { until, .. } if until <= now) {
+            self.route = Route::None;
+        }
+        let expired = self
+            .flight
+            .batches()
+            .take_while(|batch| batch.expires_at <= now)
+            .count();
+        if expired > 0 {
+            let last = self
+                .last_failure
+                .as_ref()
+                .map(|cause| format!("; last: {cause}"));
+            let error = Error::new(
+                ErrorKind::Timeout,
+                format!(
+                    "not acknowledged within {:?}{}",
+                    self.delivery_timeout,
+                    last.unwrap_or_default()
+                ),
+            );
+            self.give_up(expired, &error);
+        }
+    }
+
+    /// Gives up the first batches and goes on with the rest from a new round.
+    fn give_up(&mut self, count: usize, error: &Error) {
+        let mut lost = self.flight.give_up(count).into_iter();
+        fail(lost.by_ref().take(count), error);
+        let wake = Error::new(
+            ErrorKind::ProducerReset,
+            format!(
+                "an earlier batch of the partition failed ({})",
+                error.message()
+            ),
+        );
+        fail(lost, &wake);
+        self.drain_until = None;
+    }
+
+    fn give_up_all(&mut self, error: &Error) {
+        self.queue.close(error.clone());
+        fail(self.flight.drain(), error);
+    }
+
+    /// Asks the leader of `__cluster`, once at a time, whether the topic still exists.
+    fn confirm_topic(&mut self) {
+        if std::mem::replace(&mut self.confirming, true) {
+            return;
+        }
+        let (shared, topic, sender) = (
+            Arc::clone(&self.shared),
+            Arc::clone(&self.topic),
+            self.sender.clone(),
+        );
+        tokio::spawn(async move {
+            let deadline = Instant::now() + CONFIRM_TIMEOUT;
+            let confirmed = shared
+                .metadata
+                .confirm_topic(&topic.name, topic.id, deadline);
+            // No answer proves nothing.
+            let exists = confirmed.await.unwrap_or(true);
+            let _ = sender.send(Event::TopicConfirmed(exists));
+        });
+    }
+}
+
+impl Drop for Driver {
+    /// However the task ends, what waits behind it has its fate. (`run` closes first, with the
+    /// reason; a second close changes nothing.)
+    fn drop(&mut self) {
+        self.queue.close(Error::closed("producer"));
+    }
+}
+
+impl Body {
+    /// The batch's bytes under this stamp.
+    fn sealed(&mut self, stamp: ProducerStamp) -> Option<Bytes> {
+        let bytes = match std::mem::replace(self, Self::Empty) {
+            Self::Unsealed(batch) => batch.seal(stamp),
+            Self::Sealed(bytes, sealed_for) if sealed_for == stamp => bytes,
+            Self::Sealed(bytes, _) => reseal(&bytes, stamp).ok()?,
+            Self::Empty => return None,
+        };
+        *self = Self::Sealed(bytes.clone(), stamp);
+        Some(bytes)
+    }
+}
+
+fn fail(lost: impl IntoIterator<Item = Lost<Batch>>, error: &Error) {
+    for batch in lost {
+        let outcome = if batch.doubtful {
+            Outcome::Unknown
+        } else {
+            Outcome::NotWritten
+        };
+        batch.payload.fate.failed(error.clone(), outcome);
+    }
+}
+
+async fn reserve(link: Option<&Link>) -> Option<Permit> {
+    link?.reserve().await
+}
+
+async fn until(timer: Option<Instant>) {
+    if let Some(timer) = timer {
+        tokio::time::sleep_until(timer).await;
+    }
+}

@@ -1,0 +1,190 @@
+//! What becomes of records: one [`Fate`] per batch on the sending side, one [`Ticket`] per record
+//! on the program's. A fate that is dropped resolves its tickets.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+
+use futures::FutureExt;
+use futures::future::Shared;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::CloseReport;
+use crate::error::{Error, Outcome, Result};
+use crate::record::RecordMetadata;
+
+/// Resolves to the offset of the batch's first record.
+pub(super) type BatchFuture = Shared<oneshot::Receiver<Result<u64>>>;
+
+/// Counts fates over a producer's life.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    delivered: AtomicU64,
+    not_written: AtomicU64,
+    unknown: AtomicU64,
+    first_error: Mutex<Option<Error>>,
+}
+
+impl Tally {
+    pub(super) fn report(&self) -> CloseReport {
+        CloseReport {
+            delivered: self.delivered.load(Ordering::Acquire),
+            not_written: self.not_written.load(Ordering::Acquire),
+            unknown: self.unknown.load(Ordering::Acquire),
+            first_error: self.first_error.lock().clone(),
+        }
+    }
+
+    fn count(&self, records: u32, result: &Result<u64>) {
+        let error = result.as_ref().err();
+        let counter = match error.map(Error::outcome) {
+            None | Some(Some(Outcome::Ok)) => &self.delivered,
+            Some(Some(Outcome::NotWritten)) => &self.not_written,
+            Some(Some(Outcome::Unknown) | None) => &self.unknown,
+        };
+        counter.fetch_add(u64::from(records), Ordering::AcqRel);
+        if let Some(error) = error {
+            self.first_error.lock().get_or_insert_with(|| error.clone());
+        }
+    }
+}
+
+/// Which partition of which topic, for errors.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) topic: Arc<str>,
+    pub(super) partition: u32,
+}
+
+/// The sending side of a batch's fate. Holds the batch's share of the buffer until then.
+#[derive(Debug)]
+pub(super) struct Fate {
+    sender: Option<oneshot::Sender<Result<u64>>>,
+    future: BatchFuture,
+    records: u32,
+    place: Place,
+    tally: Arc<Tally>,
+    permits: Vec<OwnedSemaphorePermit>,
+    /// The batch went into a stream: dropped from here on, its fate is unknown.
+    pub(super) sent: bool,
+}
+
+impl Fate {
+    pub(super) fn new(place: Place, tally: Arc<Tally>) -> Self {
+        let (sender, receiver) = oneshot::channel();
+        Self {
+            sender: Some(sender),
+            future: receiver.shared(),
+            records: 0,
+            place,
+            tally,
+            permits: Vec::new(),
+            sent: false,
+        }
+    }
+
+    pub(super) fn future(&self) -> BatchFuture {
+        self.future.clone()
+    }
+
+    /// Adds a record and its share of the buffer; gives its ticket.
+    pub(super) fn add(&mut self, permits: [OwnedSemaphorePermit; 2], timestamp_ms: i64) -> Ticket {
+        if self.permits.is_empty() {
+            self.permits.extend(permits);
+        } else {
+            for (held, permit) in self.permits.iter_mut().zip(permits) {
+                held.merge(permit);
+            }
+        }
+        let number = self.records;
+        self.records += 1;
+        Ticket {
+            batch: self.future.clone(),
+            number,
+            timestamp_ms,
+            place: self.place.clone(),
+        }
+    }
+
+    pub(super) fn written(mut self, base_offset: u64) {
+        self.resolve(Ok(base_offset));
+    }
+
+    pub(super) fn failed(mut self, error: Error, outcome: Outcome) {
+        self.fail(error, outcome);
+    }
+
+    fn fail(&mut self, error: Error, outcome: Outcome) {
+        let error = error
+            .at(&self.place.topic, self.place.partition)
+            .with_outcome(outcome);
+        self.resolve(Err(error));
+    }
+
+    fn resolve(&mut self, result: Result<u64>) {
+        if let Some(sender) = self.sender.take() {
+            self.tally.count(self.records, &result);
+            // The buffer's room first: who awaits the ticket may enqueue at once.
+            self.permits.clear();
+            // Nobody may be listening any more.
+            let _ = sender.send(result);
+        }
+    }
+}
+
+impl Drop for Fate {
+    fn drop(&mut self) {
+        if self.sender.is_some() {
+            let outcome = if self.sent {
+                Outcome::Unknown
+            } else {
+                Outcome::NotWritten
+            };
+            self.fail(Error::closed("producer"), outcome);
+        }
+    }
+}
+
+/// The fate of one record: a future that always resolves, also when the producer is dropped.
+///
+/// # Cancel safety
+/// Dropping it changes nothing about the record.
+#[derive(Debug)]
+#[must_use = "a ticket tells whether the record was written"]
+pub struct Ticket {
+    batch: BatchFuture,
+    number: u32,
+    timestamp_ms: i64,
+    place: Place,
+}
+
+impl Ticket {
+    /// The partition that the record goes to.
+    #[must_use]
+    pub fn partition(&self) -> u32 {
+        self.place.partition
+    }
+}
+
+impl Future for Ticket {
+    type Output = Result<RecordMetadata>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let base_offset = match ready!(self.batch.poll_unpin(cx)) {
+            Ok(Ok(base_offset)) => base_offset,
+            Ok(Err(error)) => return Poll::Ready(Err(error)),
+            // `Fate` resolves on drop: this would be a fault of ours.
+            Err(_) => {
+                return Poll::Ready(Err(Error::closed("producer").with_outcome(Outcome::Unknown)));
+            }
+        };
+        Poll::Ready(Ok(RecordMetadata {
+            topic: Arc::clone(&self.place.topic),
+            partition: self.place.partition,
+            offset: base_offset + u64::from(self.number),
+            timestamp_ms: self.timestamp_ms,
+        }))
+    }
+}
