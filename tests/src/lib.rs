@@ -10,6 +10,7 @@
 //! | [`command`] | running `qute` with a deadline |
 //! | [`http`] | `GET` against a broker's HTTP port, and its metrics as numbers |
 //! | [`flights`] | the flights data, its published table, and the checks against both |
+//! | `documents` | the test that files named in documents exist |
 //! | `layers` | the test that keeps the layers of `broker/src` |
 //! | [`procfs`] | what the kernel says about a process and its files |
 //!
@@ -20,6 +21,8 @@
 pub mod binaries;
 pub mod cluster;
 pub mod command;
+#[cfg(test)]
+mod documents;
 pub mod flights;
 pub mod http;
 #[cfg(test)]

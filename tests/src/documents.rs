@@ -1,0 +1,92 @@
+//! Keeps the documents true where a program can: every file that they name exists.
+
+use std::path::{Path, PathBuf};
+
+const PACKAGES: [&str; 8] = [
+    "bench/",
+    "broker/",
+    "cli/",
+    "client/",
+    "docs/",
+    "examples/",
+    "proto/",
+    "tests/",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn documents() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for dir in [
+        root().to_path_buf(),
+        root().join("docs"),
+        root().join("docs/adr"),
+    ] {
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_some_and(|ext| ext == "md") {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// Targets of links, relative to the document, without anchors.
+fn links(text: &str) -> Vec<&str> {
+    let targets = text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next());
+    targets
+        .filter(|target| !target.contains("://") && !target.starts_with('#'))
+        .filter_map(|target| target.split('#').next())
+        .collect()
+}
+
+/// Code spans that read as paths of this repository, relative to its root.
+fn paths(text: &str) -> Vec<&str> {
+    let path_like = |span: &&str| {
+        PACKAGES.iter().any(|package| span.starts_with(package))
+            && span
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c))
+    };
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(path_like)
+        .collect()
+}
+
+#[test]
+fn documents_name_only_files_that_exist() {
+    let mut missing = Vec::new();
+    let documents = documents();
+    assert!(documents.iter().any(|path| path.ends_with("README.md")));
+    for document in documents {
+        let text = std::fs::read_to_string(&document).unwrap();
+        let name = document.strip_prefix(root()).unwrap().display();
+        let here = document.parent().unwrap();
+        let linked = links(&text).into_iter().map(|link| (link, here.join(link)));
+        let named = paths(&text)
+            .into_iter()
+            .map(|path| (path, root().join(path)));
+        for (written, path) in linked.chain(named) {
+            if !path.exists() {
+                missing.push(format!("{name}: {written}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn scan_of_a_document_finds_links_and_paths() {
+    let text =
+        "[a](docs/A.md#b) [c](https://x.y) `tests/real/main.rs` `cargo test` `broker/src/x()`";
+    assert_eq!(links(text), ["docs/A.md"]);
+    assert_eq!(paths(text), ["tests/real/main.rs"]);
+}
