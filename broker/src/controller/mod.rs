@@ -2,6 +2,8 @@
 //!
 //! | file | holds |
 //! | --- | --- |
+//! | [`reconciler`] | opens, closes and deletes replicas as decided |
+//! | [`leaders`] | who leads which group, as heard of |
 //! | [`state`] | the pure state machine over `ClusterCommand` |
 //! | [`view`] | the immutable picture that it publishes |
 //! | [`settings`] | topic settings: keys, values, defaults |
@@ -13,7 +15,9 @@
 pub mod book;
 pub mod calls;
 pub mod forming;
+pub mod leaders;
 pub mod placement;
+pub mod reconciler;
 pub mod settings;
 pub mod state;
 pub mod view;
