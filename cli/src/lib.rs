@@ -11,6 +11,7 @@
 //! | [`sink`] | standard output for streams of records |
 //! | [`output`] | results as tables and JSON |
 //! | [`interrupt`] | SIGINT and SIGTERM |
+//! | [`logging`] | what the libraries underneath say |
 //! | [`exit`] | exit codes and the line an error becomes |
 //!
 //! Data goes to standard output, everything else to standard error. A command returns its exit
@@ -21,6 +22,7 @@ pub mod commands;
 pub mod exit;
 pub mod interrupt;
 pub mod lines;
+pub mod logging;
 pub mod output;
 pub mod sink;
 pub mod text;
@@ -30,8 +32,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 
-use args::{Cli, Command};
+use args::{Cli, Command, Global};
 use exit::{Exit, Failure};
+use interrupt::Interrupt;
 
 /// Runs `qute` with these arguments, the program's name first.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -56,6 +59,29 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
     match cli.command {
         Command::PartitionOf(args) => commands::partition_of::run(&args),
         Command::Completion { shell } => completion(shell),
+        command => {
+            let quiet = match &command {
+                Command::Dev(_) => "warn",
+                // What the client has to say it says in its errors.
+                _ => "off",
+            };
+            logging::start(cli.global.verbose, quiet);
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()
+                .map_err(|error| Failure::error(format!("can't start the runtime: {error}")))?;
+            let result = runtime.block_on(connected(command, &cli.global));
+            // Nothing that is still running matters to the answer.
+            runtime.shutdown_background();
+            result
+        }
+    }
+}
+
+async fn connected(command: Command, global: &Global) -> Result<Exit, Failure> {
+    let interrupt = Interrupt::listen()?;
+    match command {
+        Command::Dev(args) => commands::dev::run(&args, global, &interrupt).await,
         _ => Err(Failure::error("not yet")),
     }
 }

@@ -1,3 +1,4 @@
 //! One module per command.
 
+pub mod dev;
 pub mod partition_of;

@@ -6,6 +6,8 @@
 
 use std::io::Write as _;
 
+use qute_proto::batch::RecordHeader;
+
 use super::escape;
 
 /// What `-f` prints when it is not given.
@@ -25,9 +27,9 @@ pub struct Fields<'a> {
     /// Value, if the record has one.
     pub value: Option<&'a [u8]>,
     /// Timestamp, Unix milliseconds.
-    pub timestamp_ms: u64,
+    pub timestamp_ms: i64,
     /// Headers, in the order of the record.
-    pub headers: &'a [(&'a str, Option<&'a [u8]>)],
+    pub headers: &'a [RecordHeader],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,19 +88,13 @@ impl Format {
         Ok(Self { steps })
     }
 
-    /// Whether any step prints headers, which are dear to collect.
-    #[must_use]
-    pub fn wants_headers(&self) -> bool {
-        self.steps.contains(&Step::Headers)
-    }
-
     /// Appends the printed record to `out`.
     pub fn render(&self, record: &Fields<'_>, out: &mut Vec<u8>) {
         for step in &self.steps {
             match step {
                 Step::Literal(bytes) => out.extend_from_slice(bytes),
                 Step::Topic => out.extend_from_slice(record.topic.as_bytes()),
-                Step::Partition => decimal(u64::from(record.partition), out),
+                Step::Partition => decimal(record.partition, out),
                 Step::Offset => decimal(record.offset, out),
                 Step::Key => out.extend_from_slice(record.key.unwrap_or_default()),
                 Step::Value => out.extend_from_slice(record.value.unwrap_or_default()),
@@ -140,19 +136,19 @@ fn escaped(after: Option<char>) -> Result<u8, String> {
     }
 }
 
-fn decimal(number: u64, out: &mut Vec<u8>) {
+fn decimal(number: impl std::fmt::Display, out: &mut Vec<u8>) {
     // Writing into a vector cannot fail.
     let _ = write!(out, "{number}");
 }
 
-fn headers(headers: &[(&str, Option<&[u8]>)], out: &mut Vec<u8>) {
-    for (i, (name, value)) in headers.iter().enumerate() {
+fn headers(headers: &[RecordHeader], out: &mut Vec<u8>) {
+    for (i, header) in headers.iter().enumerate() {
         if i > 0 {
             out.push(b',');
         }
-        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(header.name.as_bytes());
         out.push(b'=');
-        out.extend_from_slice(value.unwrap_or_default());
+        out.extend_from_slice(header.value.as_deref().unwrap_or_default());
     }
 }
 
@@ -167,7 +163,7 @@ mod tests {
         key: Some(b"N725MQ"),
         value: Some(b"a\xffb"),
         timestamp_ms: 1_700_000_000_123,
-        headers: &[("source", Some(b"x")), ("empty", None)],
+        headers: &[],
     };
 
     fn render(format: &str, record: &Fields<'_>) -> Vec<u8> {
@@ -178,8 +174,16 @@ mod tests {
 
     #[test]
     fn render_of_every_verb_prints_its_field() {
+        let header = |name: &str, value: Option<&'static [u8]>| RecordHeader {
+            name: name.to_owned(),
+            value: value.map(bytes::Bytes::from_static),
+        };
+        let record = Fields {
+            headers: &[header("source", Some(b"x")), header("empty", None)],
+            ..RECORD
+        };
         assert_eq!(
-            render(r"%t %p %o %k %v %T %h %%\t\0\\\r\n", &RECORD),
+            render(r"%t %p %o %k %v %T %h %%\t\0\\\r\n", &record),
             b"flights 3 42 N725MQ a\xffb 1700000000123 source=x,empty= %\t\0\\\r\n".to_vec()
         );
     }
@@ -218,11 +222,5 @@ mod tests {
         assert!(Format::parse(r"\x").unwrap_err().contains(r"`\x`"));
         assert!(Format::parse(r"\é").is_err());
         assert!(Format::parse("\\").is_err());
-    }
-
-    #[test]
-    fn headers_are_collected_only_when_asked_for() {
-        assert!(Format::parse("%h").unwrap().wants_headers());
-        assert!(!Format::parse("%%h").unwrap().wants_headers());
     }
 }
