@@ -9,13 +9,17 @@ use std::time::Duration;
 use clap::builder::TypedValueParser as _;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use qute_client::Bootstrap;
 
-use crate::text::format::{self, Format};
+use crate::text::format::Format;
 use crate::text::position::{self, Position};
-use crate::text::{duration, endpoint, escape, key_value};
+use crate::text::{duration, escape, key_value};
 
 /// The address of a broker that runs with its defaults.
 pub const DEFAULT_BOOTSTRAP: &str = "127.0.0.1:7700";
+
+/// Heading of the global flags in the help of each command.
+const EVERYWHERE: &str = "Options of every command";
 
 /// The Qute message queue at a terminal
 #[derive(Debug, Parser)]
@@ -44,23 +48,23 @@ pub struct Global {
         long,
         global = true,
         env = "QUTE_BOOTSTRAP",
+        hide_env_values = true,
+        help_heading = EVERYWHERE,
         default_value = DEFAULT_BOOTSTRAP,
-        value_name = "HOST:PORT,..",
-        value_delimiter = ',',
-        value_parser = endpoint::parse
+        value_name = "HOST:PORT,.."
     )]
-    pub bootstrap: Vec<String>,
+    pub bootstrap: Bootstrap,
 
     /// Limit of each admin call (default 10s) and of each record's delivery (default 120s)
-    #[arg(long, global = true, value_name = "DURATION", value_parser = duration::parse_limit)]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "DURATION", value_parser = duration::parse_limit)]
     pub timeout: Option<Duration>,
 
     /// How results are printed
-    #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_enum, default_value_t = Output::Table)]
     pub output: Output,
 
     /// Say more on standard error; twice for more still
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, help_heading = EVERYWHERE, action = ArgAction::Count)]
     pub verbose: u8,
 }
 
@@ -164,6 +168,12 @@ pub enum Topic {
 
 /// `qute produce`
 #[derive(Debug, Args)]
+#[command(
+    after_help = "With --output jsonl each acknowledgement is a line of JSON on standard output; \
+                        otherwise nothing is printed there.\n\
+                        Reading stops at the first line that is refused; its number is named. Exit codes: \
+                        1 refused, 3 no line acknowledged in time, 4 some were."
+)]
 pub struct Produce {
     /// The topic to write to
     pub topic: String,
@@ -228,6 +238,11 @@ fn delimiter(text: OsString) -> Result<Delimiter, String> {
 
 /// `qute consume`
 #[derive(Debug, Args)]
+#[command(
+    after_help = "@TIME is RFC 3339 (@2026-01-31T12:00:00Z), Unix milliseconds, or relative (@-1h); \
+                        it is looked up by the time at which brokers stored the records.\n\
+                        With --output jsonl each record is a line of JSON."
+)]
 pub struct Consume {
     /// The topic to read
     pub topic: String,
@@ -255,16 +270,15 @@ pub struct Consume {
     #[arg(short, long = "partition", value_name = "N", value_delimiter = ',')]
     pub partitions: Vec<u32>,
 
-    /// How a record is printed: %t %p %o %k %v %T %h %% and \n \t \r \0 \\
+    /// How a record is printed: %t %p %o %k %v %T %h %% and \n \t \r \0 \\ [default: %v\n]
     #[arg(
         short,
         long,
         value_name = "FORMAT",
-        default_value = format::DEFAULT,
         allow_hyphen_values = true,
         value_parser = Format::parse
     )]
-    pub format: Format,
+    pub format: Option<Format>,
 }
 
 /// `qute cluster ...`
@@ -291,7 +305,7 @@ fn odd(text: &str) -> Result<u32, String> {
     let number: u32 = text
         .parse()
         .map_err(|_| "write an odd number: 1, 3, 5".to_owned())?;
-    if number % 2 == 0 {
+    if number.is_multiple_of(2) {
         return Err("an even number of replicas survives no more losses than one fewer; write an odd number: 1, 3, 5".to_owned());
     }
     Ok(number)
@@ -316,12 +330,42 @@ mod tests {
     #[test]
     fn global_flags_count_before_and_after_the_command() {
         for args in [
-            &["-b", "h:1,i:2", "--timeout", "5s", "--output", "json", "-v", "topic", "list"][..],
-            &["topic", "-b", "h:1,i:2", "--timeout", "5s", "list", "--output", "json", "-v"],
-            &["topic", "list", "-b", "h:1,i:2", "--timeout", "5s", "--output", "json", "-v"],
+            &[
+                "-b",
+                "h:1,i:2",
+                "--timeout",
+                "5s",
+                "--output",
+                "json",
+                "-v",
+                "topic",
+                "list",
+            ][..],
+            &[
+                "topic",
+                "-b",
+                "h:1,i:2",
+                "--timeout",
+                "5s",
+                "list",
+                "--output",
+                "json",
+                "-v",
+            ],
+            &[
+                "topic",
+                "list",
+                "-b",
+                "h:1,i:2",
+                "--timeout",
+                "5s",
+                "--output",
+                "json",
+                "-v",
+            ],
         ] {
             let global = parse(args).unwrap().global;
-            assert_eq!(global.bootstrap, ["h:1", "i:2"]);
+            assert_eq!(global.bootstrap.addresses(), ["h:1", "i:2"]);
             assert_eq!(global.timeout, Some(Duration::from_secs(5)));
             assert_eq!(global.output, Output::Json);
             assert_eq!(global.verbose, 1);
@@ -341,7 +385,18 @@ mod tests {
     #[test]
     fn produce_flags_are_those_of_the_design() {
         let cli = parse(&[
-            "produce", "t", "-K", r"\t", "-H", "a=1", "-H", "b=x=y", "-p", "3", "--compression", "zstd",
+            "produce",
+            "t",
+            "-K",
+            r"\t",
+            "-H",
+            "a=1",
+            "-H",
+            "b=x=y",
+            "-p",
+            "3",
+            "--compression",
+            "zstd",
         ])
         .unwrap();
         let Command::Produce(produce) = cli.command else {
@@ -365,7 +420,10 @@ mod tests {
 
     #[test]
     fn consume_flags_are_those_of_the_design() {
-        let cli = parse(&["consume", "t", "-o", "-5", "-n", "7", "-e", "-p", "2", "-f", "%k\\n"]).unwrap();
+        let cli = parse(&[
+            "consume", "t", "-o", "-5", "-n", "7", "-e", "-p", "2", "-f", "%k\\n",
+        ])
+        .unwrap();
         let Command::Consume(consume) = cli.command else {
             panic!("another command");
         };
@@ -373,7 +431,7 @@ mod tests {
         assert_eq!(consume.count, Some(7));
         assert!(consume.end);
         assert_eq!(consume.partitions, [2]);
-        assert_eq!(consume.format, Format::parse("%k\\n").unwrap());
+        assert_eq!(consume.format, Format::parse("%k\\n").ok());
     }
 
     #[test]
@@ -382,7 +440,7 @@ mod tests {
             panic!("another command");
         };
         assert_eq!(consume.offset, Position::Start);
-        assert_eq!(consume.format, Format::parse(format::DEFAULT).unwrap());
+        assert_eq!(consume.format, None);
     }
 
     #[test]
@@ -407,7 +465,7 @@ mod tests {
             &["topic", "list", "--timeout", "10"],
             &["topic", "list", "--timeout", "0s"],
             &["topic", "list", "--output", "yaml"],
-            &["topic", "list", "-b", "localhost"],
+            &["topic", "list", "-b", "localhost:x"],
             &["topic", "list", "-b", ""],
             &["dev", "--brokers", "0"],
             &["partition-of", "k"],

@@ -7,6 +7,7 @@
 //! | [`args`] | the command line, checked before anything connects |
 //! | [`text`] | the small languages in it: formats, positions, durations |
 //! | [`commands`] | one module per command |
+//! | [`connection`] | reaching the cluster; what its errors mean here |
 //! | [`lines`] | standard input, split into lines |
 //! | [`sink`] | standard output for streams of records |
 //! | [`output`] | results as tables and JSON |
@@ -19,6 +20,7 @@
 
 pub mod args;
 pub mod commands;
+pub mod connection;
 pub mod exit;
 pub mod interrupt;
 pub mod lines;
@@ -82,7 +84,12 @@ async fn connected(command: Command, global: &Global) -> Result<Exit, Failure> {
     let interrupt = Interrupt::listen()?;
     match command {
         Command::Dev(args) => commands::dev::run(&args, global, &interrupt).await,
-        _ => Err(Failure::error("not yet")),
+        Command::Topic(command) => commands::topic::run(command, global).await,
+        Command::Produce(args) => commands::produce::run(args, global, &interrupt).await,
+        Command::Consume(args) => commands::consume::run(args, global, &interrupt).await,
+        Command::Cluster(command) => commands::cluster::run(command, global).await,
+        Command::PartitionOf(args) => commands::partition_of::run(&args),
+        Command::Completion { shell } => completion(shell),
     }
 }
 

@@ -171,10 +171,7 @@ pub fn split_key(line: &Bytes, delimiter: &[u8]) -> (Option<Bytes>, Bytes) {
         longer => memchr::memmem::find(line, longer),
     };
     match found {
-        Some(at) => (
-            Some(line.slice(..at)),
-            line.slice(at + delimiter.len()..),
-        ),
+        Some(at) => (Some(line.slice(..at)), line.slice(at + delimiter.len()..)),
         None => (None, line.clone()),
     }
 }
@@ -300,12 +297,18 @@ mod tests {
             let (key, value) = split_key(&Bytes::from_static(line), delimiter);
             (key.map(|key| key.to_vec()), value.to_vec())
         };
-        assert_eq!(split(b"k\tv\tw", b"\t"), (Some(b"k".to_vec()), b"v\tw".to_vec()));
+        assert_eq!(
+            split(b"k\tv\tw", b"\t"),
+            (Some(b"k".to_vec()), b"v\tw".to_vec())
+        );
         assert_eq!(split(b"k::v", b"::"), (Some(b"k".to_vec()), b"v".to_vec()));
         assert_eq!(split(b"\tv", b"\t"), (Some(Vec::new()), b"v".to_vec()));
         assert_eq!(split(b"k\t", b"\t"), (Some(b"k".to_vec()), Vec::new()));
         assert_eq!(split(b"plain", b"\t"), (None, b"plain".to_vec()));
         assert_eq!(split(b"", b"\t"), (None, Vec::new()));
-        assert_eq!(split(b"\xff\xfev", b"\xfe"), (Some(b"\xff".to_vec()), b"v".to_vec()));
+        assert_eq!(
+            split(b"\xff\xfev", b"\xfe"),
+            (Some(b"\xff".to_vec()), b"v".to_vec())
+        );
     }
 }

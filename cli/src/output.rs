@@ -17,7 +17,7 @@ pub struct Broker {
     /// Its name for people.
     pub name: String,
     /// `alive`, `suspect`, `dead` or `draining`.
-    pub state: &'static str,
+    pub state: String,
     /// Where clients reach it.
     pub address: String,
     /// Its rack; empty if it has none.
@@ -60,7 +60,7 @@ pub struct Replica {
     /// Where clients reach that broker; empty if unknown.
     pub address: String,
     /// `voter` or `learner`.
-    pub role: &'static str,
+    pub role: String,
 }
 
 /// A topic, as `topic list` shows it.
@@ -128,7 +128,7 @@ impl Report for Vec<Broker> {
             vec![
                 broker.id.clone(),
                 broker.name.clone(),
-                broker.state.to_owned(),
+                broker.state.clone(),
                 broker.address.clone(),
                 broker.rack.clone(),
             ]
@@ -177,7 +177,11 @@ impl Report for Topic {
                     .to_owned()
             };
             let replicas = partition.replicas.iter().map(|replica| {
-                let learner = if replica.role == "learner" { " (learner)" } else { "" };
+                let learner = if replica.role == "learner" {
+                    " (learner)"
+                } else {
+                    ""
+                };
                 format!("{}{learner}", address_of(&replica.broker))
             });
             vec![
@@ -233,7 +237,10 @@ pub fn render(report: &impl Report, output: Output) -> serde_json::Result<String
         Output::Table => return Ok(table(report)),
         Output::Json => vec![serde_json::to_string_pretty(report)?],
         Output::Jsonl => report.json_lines()?,
-        Output::Raw => clean_rows(report).iter().map(|row| row.join("\t")).collect(),
+        Output::Raw => clean_rows(report)
+            .iter()
+            .map(|row| row.join("\t"))
+            .collect(),
     };
     let mut text = lines.join("\n");
     if !lines.is_empty() {
@@ -318,7 +325,7 @@ mod tests {
                     replicas: vec![Replica {
                         broker: "18446744073709551615".to_owned(),
                         address: "h:1".to_owned(),
-                        role: "voter",
+                        role: "voter".to_owned(),
                     }],
                 },
                 Partition {
@@ -358,7 +365,7 @@ mod tests {
         let brokers = vec![Broker {
             id: "7".to_owned(),
             name: "a".to_owned(),
-            state: "alive",
+            state: "alive".to_owned(),
             address: "h:1".to_owned(),
             rack: String::new(),
         }];

@@ -59,19 +59,22 @@ pub struct Sink {
     jobs: mpsc::Sender<Job>,
     pending: Option<oneshot::Receiver<(Vec<u8>, io::Result<()>)>>,
     spare: Vec<u8>,
-    reader_left: Option<oneshot::Receiver<()>>,
 }
+
+/// Tells when whoever reads standard output has left.
+#[derive(Debug)]
+pub struct ReaderLeft(Option<oneshot::Receiver<()>>);
 
 impl Sink {
     /// Standard output.
     ///
     /// # Errors
     /// The descriptor can't be shared with a thread.
-    pub fn stdout() -> Result<Self, Error> {
+    pub fn stdout() -> Result<(Self, ReaderLeft), Error> {
         Ok(Self::over(io::stdout().as_fd().try_clone_to_owned()?)?)
     }
 
-    fn over(fd: OwnedFd) -> io::Result<Self> {
+    fn over(fd: OwnedFd) -> io::Result<(Self, ReaderLeft)> {
         let (jobs, received) = mpsc::channel();
         let (left, reader_left) = oneshot::channel();
         let watched = fd.try_clone()?;
@@ -85,12 +88,12 @@ impl Sink {
                     let _ = left.send(());
                 }
             })?;
-        Ok(Self {
+        let sink = Self {
             jobs,
             pending: None,
             spare: Vec::with_capacity(BUFFER_BYTES + BUFFER_BYTES / 4),
-            reader_left: Some(reader_left),
-        })
+        };
+        Ok((sink, ReaderLeft(Some(reader_left))))
     }
 
     /// Hands `buffer` over to be written and leaves an empty one in its place; waits until the
@@ -139,19 +142,22 @@ impl Sink {
     pub fn is_writing(&self) -> bool {
         self.pending.is_some()
     }
+}
 
+impl ReaderLeft {
     /// Resolves when the reader has left; never if it stays.
     ///
     /// # Cancel safety
     /// Safe.
-    pub async fn reader_left(&mut self) {
-        if let Some(left) = &mut self.reader_left
-            && left.await.is_ok()
-        {
-            return;
+    pub async fn wait(&mut self) {
+        if let Some(left) = &mut self.0 {
+            let seen = left.await;
+            self.0 = None;
+            if seen.is_ok() {
+                return;
+            }
         }
-        // The watcher ended without seeing anybody leave.
-        self.reader_left = None;
+        // Told before, or the watcher ended without seeing anybody leave.
         std::future::pending().await
     }
 }
@@ -202,14 +208,15 @@ mod tests {
 
     use super::*;
 
-    fn pipe() -> (std::io::PipeReader, Sink) {
+    fn pipe() -> (std::io::PipeReader, Sink, ReaderLeft) {
         let (reader, writer) = std::io::pipe().unwrap();
-        (reader, Sink::over(OwnedFd::from(writer)).unwrap())
+        let (sink, reader_left) = Sink::over(OwnedFd::from(writer)).unwrap();
+        (reader, sink, reader_left)
     }
 
     #[tokio::test]
     async fn sink_writes_buffers_in_order() {
-        let (mut reader, mut sink) = pipe();
+        let (mut reader, mut sink, _) = pipe();
         let reading = thread::spawn(move || {
             let mut all = vec![0; 1_000_000];
             reader.read_exact(&mut all).unwrap();
@@ -223,12 +230,16 @@ mod tests {
         sink.flush().await.unwrap();
         assert!(!sink.is_writing());
         let all = reading.join().unwrap();
-        assert!((0..100).all(|i| all[i * 10_000..][..10_000].iter().all(|&b| usize::from(b) == i)));
+        assert!((0..100).all(|i| {
+            all[i * 10_000..][..10_000]
+                .iter()
+                .all(|&b| usize::from(b) == i)
+        }));
     }
 
     #[tokio::test]
     async fn sink_with_reader_gone_says_closed() {
-        let (reader, mut sink) = pipe();
+        let (reader, mut sink, _) = pipe();
         drop(reader);
         let mut buffer = b"x".to_vec();
         sink.write(&mut buffer).await.unwrap();
@@ -237,15 +248,15 @@ mod tests {
 
     #[tokio::test]
     async fn sink_notices_reader_leaving_while_idle() {
-        let (reader, mut sink) = pipe();
+        let (reader, _sink, mut reader_left) = pipe();
         let leaving = thread::spawn(move || drop(reader));
-        sink.reader_left().await;
+        reader_left.wait().await;
         leaving.join().unwrap();
     }
 
     #[tokio::test]
     async fn sink_cancelled_while_reader_stalls_keeps_the_buffer() {
-        let (_reader, mut sink) = pipe();
+        let (_reader, mut sink, _) = pipe();
         // More than a pipe holds: the write cannot end.
         sink.write(&mut vec![0; 4 << 20]).await.unwrap();
         let mut next = b"kept".to_vec();

@@ -52,7 +52,9 @@ pub async fn run(args: &Dev, global: &Global, interrupt: &Interrupt) -> Result<E
     if let Some(dir) = temporary
         && let Err(error) = dir.close()
     {
-        say(format_args!("can't remove the temporary directory: {error}"));
+        say(format_args!(
+            "can't remove the temporary directory: {error}"
+        ));
     }
     ended
 }
@@ -60,9 +62,7 @@ pub async fn run(args: &Dev, global: &Global, interrupt: &Interrupt) -> Result<E
 /// The settings of each broker.
 fn configs(args: &Dev, data_dir: &Path) -> Vec<Config> {
     let address = |port: u16| format!("127.0.0.1:{port}");
-    let seeds: Vec<String> = (0..args.brokers)
-        .map(|i| address(args.port + i))
-        .collect();
+    let seeds: Vec<String> = (0..args.brokers).map(|i| address(args.port + i)).collect();
     let config = |i: u16| {
         let mut config = Config {
             name: format!("dev-{i}"),

@@ -1,4 +1,8 @@
 //! One module per command.
 
+pub mod cluster;
+pub mod consume;
 pub mod dev;
 pub mod partition_of;
+pub mod produce;
+pub mod topic;

@@ -10,9 +10,6 @@ use qute_proto::batch::RecordHeader;
 
 use super::escape;
 
-/// What `-f` prints when it is not given.
-pub const DEFAULT: &str = r"%v\n";
-
 /// The parts of a record that a format can print.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a> {
@@ -48,6 +45,15 @@ enum Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Format {
     steps: Vec<Step>,
+}
+
+impl Default for Format {
+    /// What is printed without `-f`: `%v\n`.
+    fn default() -> Self {
+        Self {
+            steps: vec![Step::Value, Step::Literal(b"\n".to_vec())],
+        }
+    }
 }
 
 impl Format {
@@ -127,7 +133,9 @@ fn verb(letter: Option<char>) -> Result<Option<Step>, String> {
 
 fn escaped(after: Option<char>) -> Result<u8, String> {
     match after {
-        Some(c) if !c.is_ascii() => Err(format!(r"unknown escape `\{c}`; there are \n \t \r \0 \\")),
+        Some(c) if !c.is_ascii() => {
+            Err(format!(r"unknown escape `\{c}`; there are \n \t \r \0 \\"))
+        }
         Some(c) => {
             let mut buffer = [0; 4];
             escape::resolve(c.encode_utf8(&mut buffer).bytes().next())
@@ -190,7 +198,8 @@ mod tests {
 
     #[test]
     fn render_of_default_prints_value_and_newline() {
-        assert_eq!(render(DEFAULT, &RECORD), b"a\xffb\n".to_vec());
+        assert_eq!(Format::default(), Format::parse(r"%v\n").unwrap());
+        assert_eq!(render(r"%v\n", &RECORD), b"a\xffb\n".to_vec());
     }
 
     #[test]

@@ -3,15 +3,15 @@
 //! | module | language |
 //! | --- | --- |
 //! | [`duration`] | `5s`, `500ms`, `7d` |
-//! | [`endpoint`] | `HOST:PORT` |
 //! | [`escape`] | `\n \t \r \0 \\` |
 //! | [`format`] | `-f`: how a record is printed |
 //! | [`key_value`] | `K=V` |
 //! | [`position`] | `-o`: where to start reading |
+//! | [`record_json`] | a record as JSON |
 
 pub mod duration;
-pub mod endpoint;
 pub mod escape;
 pub mod format;
 pub mod key_value;
 pub mod position;
+pub mod record_json;

@@ -1,0 +1,233 @@
+//! `qute produce`: lines of standard input, or one file, to a topic.
+//!
+//! ```text
+//! stdin thread --groups of lines--> pump --enqueue--> client
+//!                                    |
+//!                                    +--tickets, in input order--> settle: counts, acks, failures
+//! ```
+//!
+//! Everything in between is bounded: lines read ahead, the client's buffer in bytes, tickets in
+//! number. The first refusal stops the reading; what was taken in before is still delivered.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `input.rs` | standard input and files |
+//! | `settle.rs` | the fate of every record, in input order |
+//! | `ending.rs` | exit code and last words |
+
+mod ending;
+mod input;
+mod settle;
+
+use std::os::unix::ffi::OsStrExt as _;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use qute_client::{Client, Codec, Producer, ProducerConfig, Record};
+use qute_proto::batch::{BATCH_BYTES_MAX, RECORD_BYTES_MAX};
+use tokio::sync::mpsc;
+
+use crate::args::{Compression, Delimiter, Global, Output, Produce};
+use crate::connection::{connect, failure};
+use crate::exit::{Exit, Failure};
+use crate::interrupt::Interrupt;
+use crate::lines::split_key;
+use crate::sink::Sink;
+use ending::{Ending, Stop};
+use settle::{Pending, Settle};
+
+/// How long a record may wait for others to share its batch.
+const LINGER: Duration = Duration::from_millis(5);
+/// Records whose fate is open, in number (the client bounds them in bytes).
+const TICKETS_MAX: usize = 64 * 1024;
+/// After a failure: how long what was taken in before may still take.
+const AFTER_FAILURE: Duration = Duration::from_secs(10);
+
+/// Runs the command.
+///
+/// # Errors
+/// A line is refused, the deadline passes, the input can't be read.
+pub async fn run(args: Produce, global: &Global, interrupt: &Interrupt) -> Result<Exit, Failure> {
+    // Before anything connects: a file that can't be sent needs no cluster.
+    let file = match &args.file {
+        Some(path) => Some(input::whole_file(path, RECORD_BYTES_MAX)?),
+        None => None,
+    };
+    let (client, producer) = tokio::select! {
+        opened = open(&args, global) => opened?,
+        () = interrupt.wait() => return Err(Failure::error("interrupted before anything was sent")),
+    };
+    let started = Instant::now();
+    let acks = match global.output {
+        Output::Jsonl => match Sink::stdout() {
+            Ok((sink, _)) => Some(sink),
+            Err(error) => return error.ending(),
+        },
+        _ => None,
+    };
+    let (tickets, pending) = mpsc::channel(TICKETS_MAX);
+    let (settle, mut first_failed) = Settle::new(acks);
+    let settling = tokio::spawn(settle.run(pending));
+    let pump = Pump {
+        producer: &producer,
+        template: template(&args),
+        delimiter: args.key_delimiter.clone(),
+        tickets,
+    };
+    let sending = async {
+        match file {
+            Some(value) => pump.file(value, interrupt).await,
+            None => pump.lines(interrupt, first_failed.wait()).await,
+        }
+    };
+    let stop = sending.await?;
+    let wait = match stop {
+        Stop::EndOfInput | Stop::Interrupted { .. } | Stop::Input(_) => {
+            // Each record's own deadline comes first.
+            global
+                .delivery_timeout()
+                .saturating_add(Duration::from_secs(5))
+        }
+        Stop::Refused { .. } | Stop::Failed => AFTER_FAILURE.min(global.delivery_timeout()),
+    };
+    // Closing resolves every ticket, so settling ends.
+    producer.close(wait).await;
+    let tally = settling
+        .await
+        .map_err(|error| Failure::error(format!("counting acknowledgements failed: {error}")))?;
+    drop(client);
+    Ending {
+        tally,
+        stop,
+        file: args.file,
+        elapsed: started.elapsed(),
+    }
+    .say()
+}
+
+async fn open(args: &Produce, global: &Global) -> Result<(Client, Producer), Failure> {
+    let client = connect(global).await?;
+    // An unknown topic is said before a line is read; the leaders may still be on their way.
+    client
+        .list_offsets(&args.topic, &[])
+        .await
+        .map_err(|error| failure(&error))?;
+    let config = ProducerConfig::default()
+        .linger(LINGER)
+        .compression(codec(args.compression))
+        .delivery_timeout(global.delivery_timeout());
+    let producer = client.producer(config).map_err(|error| failure(&error))?;
+    Ok((client, producer))
+}
+
+fn codec(compression: Compression) -> Codec {
+    match compression {
+        Compression::None => Codec::None,
+        Compression::Lz4 => Codec::Lz4,
+        Compression::Zstd => Codec::Zstd,
+    }
+}
+
+/// What all records have in common.
+fn template(args: &Produce) -> Record {
+    let mut record = Record::to(args.topic.as_str());
+    record.partition = args.partition;
+    record.key = args
+        .key
+        .as_ref()
+        .map(|key| Bytes::copy_from_slice(key.as_bytes()));
+    for (name, value) in &args.headers {
+        record = record.header(name.clone(), Bytes::copy_from_slice(value.as_bytes()));
+    }
+    record
+}
+
+/// Turns input into records and hands them to the client.
+struct Pump<'a> {
+    producer: &'a Producer,
+    template: Record,
+    delimiter: Option<Delimiter>,
+    tickets: mpsc::Sender<Pending>,
+}
+
+impl Pump<'_> {
+    async fn file(self, value: Bytes, interrupt: &Interrupt) -> Result<Stop, Failure> {
+        let record = Record {
+            value: Some(value),
+            ..self.template.clone()
+        };
+        let stopped = self.send(1, record, interrupt).await;
+        Ok(stopped.err().unwrap_or(Stop::EndOfInput))
+    }
+
+    /// Until the end of input, a refusal, a failure told by `failed`, or a signal.
+    async fn lines(
+        self,
+        interrupt: &Interrupt,
+        failed: impl Future<Output = ()>,
+    ) -> Result<Stop, Failure> {
+        let delimiter = self
+            .delimiter
+            .as_ref()
+            .map_or(0, |delimiter| delimiter.0.len());
+        let mut input = input::stdin_lines(BATCH_BYTES_MAX + delimiter)?;
+        let mut failed = pin!(failed.fuse());
+        let mut read = 0;
+        loop {
+            let group = tokio::select! {
+                biased;
+                () = interrupt.wait() => return Ok(Stop::Interrupted { read }),
+                () = &mut failed => return Ok(Stop::Failed),
+                group = input.recv() => group,
+            };
+            let group = match group {
+                None => return Ok(Stop::EndOfInput),
+                Some(Err(error)) => return Ok(Stop::Input(error)),
+                Some(Ok(group)) => group,
+            };
+            for (number, line) in (group.first_number..).zip(group.lines) {
+                if let Err(stop) = self.send(number, self.record(line), interrupt).await {
+                    return Ok(stop);
+                }
+                read = number;
+            }
+        }
+    }
+
+    fn record(&self, line: Bytes) -> Record {
+        let mut record = self.template.clone();
+        match &self.delimiter {
+            None => record.value = Some(line),
+            Some(delimiter) => {
+                let (key, value) = split_key(&line, &delimiter.0);
+                record.key = key;
+                record.value = Some(value);
+            }
+        }
+        record
+    }
+
+    async fn send(&self, number: u64, record: Record, interrupt: &Interrupt) -> Result<(), Stop> {
+        let size = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
+        let bytes = size(&record.key) + size(&record.value);
+        let mut enqueue = pin!(self.producer.enqueue(record));
+        let taken = match enqueue.as_mut().now_or_never() {
+            Some(taken) => taken,
+            // The buffer is full: this is where slow brokers slow the reading down.
+            None => tokio::select! {
+                taken = enqueue => taken,
+                () = interrupt.wait() => return Err(Stop::Interrupted { read: number - 1 }),
+            },
+        };
+        let ticket = taken.map_err(|error| Stop::Refused { number, error })?;
+        let pending = Pending {
+            number,
+            bytes,
+            ticket,
+        };
+        // Settling ends only when this sender is gone.
+        self.tickets.send(pending).await.map_err(|_| Stop::Failed)
+    }
+}

@@ -1,0 +1,115 @@
+//! Reaching the cluster, and what the client's errors mean at a terminal: exit code and hint.
+
+use qute_client::{Client, ClientConfig, Error, ErrorKind};
+
+use crate::args::Global;
+use crate::exit::{Exit, Failure};
+
+const NOBODY_THERE: &str = "is a broker running there? name others with -b HOST:PORT,..";
+
+/// The client's settings that the global flags ask for.
+///
+/// # Errors
+/// The bootstrap list makes no sense.
+pub fn config(global: &Global) -> Result<ClientConfig, Failure> {
+    let list = global.bootstrap.addresses().join(",");
+    let config = ClientConfig::new(&list).map_err(|error| failure(&error))?;
+    let timeout = global.admin_timeout();
+    Ok(config
+        .client_name(concat!("qute ", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(timeout.min(std::time::Duration::from_secs(3)))
+        .call_timeout(timeout))
+}
+
+/// Connects.
+///
+/// # Errors
+/// No broker of the bootstrap list answers; each is named.
+pub async fn connect(global: &Global) -> Result<Client, Failure> {
+    let connected = Client::connect_with(config(global)?).await;
+    connected.map_err(|error| nobody_answers(&error, global))
+}
+
+/// How the failure to reach anybody ends a command: every endpoint is named, also those that
+/// just kept silent. Refused at once is exit 1, a deadline that passed is 3.
+#[must_use]
+pub fn nobody_answers(error: &Error, global: &Global) -> Failure {
+    let mut told = failure(error);
+    if error.kind() == ErrorKind::Unreachable {
+        told.exit = Exit::Error;
+    }
+    if matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Timeout) {
+        told.hint = Some(NOBODY_THERE.to_owned());
+        let unnamed = |endpoint: &&String| {
+            let failures = error.endpoints();
+            failures
+                .iter()
+                .all(|failure| failure.endpoint != **endpoint)
+        };
+        let silent: Vec<&str> = global
+            .bootstrap
+            .addresses()
+            .iter()
+            .filter(unnamed)
+            .map(String::as_str)
+            .collect();
+        if !silent.is_empty() {
+            told.message = format!("{}; no answer from {}", told.message, silent.join(", "));
+        }
+    }
+    told
+}
+
+/// How a client's error ends a command.
+#[must_use]
+pub fn failure(error: &Error) -> Failure {
+    Failure {
+        exit: exit_of(error),
+        message: error.to_string(),
+        hint: hint_of(error),
+    }
+}
+
+/// The client retries until the deadline whatever a retry can help, so such an error means that
+/// the deadline has passed.
+fn exit_of(error: &Error) -> Exit {
+    match error.kind() {
+        ErrorKind::Config => Exit::Usage,
+        ErrorKind::NotEnoughBrokers | ErrorKind::ReplicaQuarantined => Exit::Error,
+        _ if error.is_retriable() => Exit::Timeout,
+        _ => Exit::Error,
+    }
+}
+
+fn hint_of(error: &Error) -> Option<String> {
+    let topic = error.topic().unwrap_or("NAME");
+    Some(match error.kind() {
+        ErrorKind::Unreachable => NOBODY_THERE.to_owned(),
+        ErrorKind::Timeout | ErrorKind::NoLeader | ErrorKind::NotReady => {
+            "`qute cluster info` and `qute cluster brokers` show who is missing; \
+             --timeout allows more time"
+                .to_owned()
+        }
+        ErrorKind::UnknownTopic => {
+            format!("`qute topic list` shows what there is, `qute topic create {topic}` makes it")
+        }
+        ErrorKind::UnknownPartition => {
+            format!("`qute topic describe {topic}` shows the partitions, numbered from 0")
+        }
+        ErrorKind::TopicExists => format!("`qute topic describe {topic}` shows it"),
+        ErrorKind::NotEnoughBrokers => "start more brokers or ask for fewer --replicas".to_owned(),
+        ErrorKind::RecordTooLarge => "split it, or send a reference to it".to_owned(),
+        ErrorKind::StorageFull => {
+            "free space on the disks of the brokers, or delete topics".to_owned()
+        }
+        ErrorKind::ReplicaQuarantined => "the log of that broker says what is damaged".to_owned(),
+        ErrorKind::Overloaded => "try again with less at once".to_owned(),
+        ErrorKind::WrongCluster => {
+            "the bootstrap list names brokers of different clusters: name one cluster's with -b"
+                .to_owned()
+        }
+        ErrorKind::CorruptBatch => "`qute consume` with -p and -o reads on behind it".to_owned(),
+        ErrorKind::Internal => "the log of that broker says more".to_owned(),
+        _ => return None,
+    })
+}
