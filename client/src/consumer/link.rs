@@ -1,0 +1,227 @@
+//! One fetch stream to one broker: subscriptions and byte credit one way, batches the other.
+//!
+//! Credit is what bounds memory: the broker may send as many bytes as the program has taken, plus
+//! the link's share of the prefetch. It is given back in steps, as batches are dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use qute_proto::batch::{BatchError, BatchView};
+use qute_proto::v1::{self, fetch_request::Request, fetch_response::Response};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use crate::net::{Address, Connections, Lane};
+
+/// How long a broker may take to accept the stream.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Credit is given back in steps of this part of the whole.
+const CREDIT_STEP: u64 = 8;
+
+/// What the reader hears from a link.
+pub(super) enum Event {
+    Subscribed {
+        subscription: u64,
+    },
+    Batches {
+        subscription: u64,
+        high_watermark: u64,
+        batches: Vec<Arrived>,
+    },
+    Ended {
+        subscription: u64,
+        error: v1::Error,
+    },
+    Broken {
+        link: u64,
+        cause: String,
+    },
+}
+
+/// A batch as it came in; the checksum has been verified.
+pub(super) struct Arrived {
+    pub(super) base_offset: u64,
+    pub(super) broker_time_ms: u64,
+    pub(super) batch: Result<BatchView, BatchError>,
+    pub(super) credit: Credit,
+}
+
+/// A batch's part of the link's credit: given back when dropped.
+pub(super) struct Credit {
+    link: Arc<Shared>,
+    bytes: u64,
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        self.link.give_back(self.bytes);
+    }
+}
+
+struct Shared {
+    requests: mpsc::UnboundedSender<v1::FetchRequest>,
+    /// Credit to be given back, not yet sent.
+    returned: AtomicU64,
+    step: u64,
+    broken: AtomicBool,
+}
+
+impl Shared {
+    fn request(&self, request: Request) {
+        // A broken link takes nothing; its subscriptions are told by its `Broken` event.
+        let _ = self.requests.send(v1::FetchRequest {
+            request: Some(request),
+        });
+    }
+
+    fn give_back(&self, bytes: u64) {
+        let returned = self.returned.fetch_add(bytes, Ordering::AcqRel) + bytes;
+        if returned >= self.step {
+            let bytes = self.returned.swap(0, Ordering::AcqRel);
+            if bytes > 0 {
+                self.request(Request::Credit(v1::Credit { bytes }));
+            }
+        }
+    }
+}
+
+/// A fetch stream.
+pub(super) struct Link {
+    pub(super) id: u64,
+    address: Address,
+    shared: Arc<Shared>,
+    _stop: tokio_util::sync::DropGuard,
+}
+
+impl Link {
+    /// Opens a stream; what comes of it arrives as events. It ends when the link is dropped.
+    pub(super) fn open(
+        id: u64,
+        connections: Arc<Connections>,
+        address: Address,
+        credit_bytes: u64,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Self {
+        // Requests are small, and bounded by subscriptions and by credit in steps.
+        let (requests, outbound) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared {
+            requests,
+            returned: AtomicU64::new(0),
+            step: (credit_bytes / CREDIT_STEP).max(1),
+            broken: AtomicBool::new(false),
+        });
+        shared.request(Request::Credit(v1::Credit {
+            bytes: credit_bytes,
+        }));
+        let stop = CancellationToken::new();
+        let (task_stop, task_shared, task_address) =
+            (stop.clone(), Arc::downgrade(&shared), Arc::clone(&address));
+        tokio::spawn(async move {
+            let running = run(&connections, &task_address, outbound, &task_shared, &events);
+            let cause = task_stop.run_until_cancelled(running).await;
+            if let Some(shared) = task_shared.upgrade() {
+                shared.broken.store(true, Ordering::Release);
+            }
+            if let Some(cause) = cause {
+                debug!(address = %task_address, cause, "fetch stream ended");
+                connections.discard(&task_address, Lane::Fetch);
+                // The reader may be gone.
+                let _ = events.send(Event::Broken { link: id, cause });
+            }
+        });
+        Self {
+            id,
+            address,
+            shared,
+            _stop: stop.drop_guard(),
+        }
+    }
+
+    pub(super) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.shared.broken.load(Ordering::Acquire)
+    }
+
+    pub(super) fn subscribe(&self, subscribe: v1::Subscribe) {
+        self.shared.request(Request::Subscribe(subscribe));
+    }
+
+    pub(super) fn unsubscribe(&self, subscription_id: u64) {
+        let unsubscribe = v1::Unsubscribe { subscription_id };
+        self.shared.request(Request::Unsubscribe(unsubscribe));
+    }
+}
+
+/// Runs the stream until it ends; gives why.
+async fn run(
+    connections: &Connections,
+    address: &Address,
+    outbound: mpsc::UnboundedReceiver<v1::FetchRequest>,
+    shared: &std::sync::Weak<Shared>,
+    events: &mpsc::UnboundedSender<Event>,
+) -> String {
+    let mut client = match connections.log(address, Lane::Fetch) {
+        Ok(client) => client,
+        Err(error) => return error.to_string(),
+    };
+    let opening = client.fetch(UnboundedReceiverStream::new(outbound));
+    let mut responses = match timeout(OPEN_TIMEOUT, opening).await {
+        Ok(Ok(response)) => response.into_inner(),
+        Ok(Err(status)) => return crate::error::cause_of(&status),
+        Err(_) => return "the broker did not accept the stream in time".to_owned(),
+    };
+    loop {
+        let response = match responses.message().await {
+            Ok(Some(response)) => response,
+            Ok(None) => return "the broker ended the stream".to_owned(),
+            Err(status) => return crate::error::cause_of(&status),
+        };
+        let Some(shared) = shared.upgrade() else {
+            return "nobody listens any more".to_owned();
+        };
+        let subscription = response.subscription_id;
+        let event = match response.response {
+            Some(Response::Subscribed(_)) => Event::Subscribed { subscription },
+            Some(Response::Batches(batches)) => Event::Batches {
+                subscription,
+                high_watermark: batches.high_watermark,
+                batches: batches
+                    .batches
+                    .into_iter()
+                    .map(|batch| arrived(&shared, batch))
+                    .collect(),
+            },
+            Some(Response::Error(error)) => Event::Ended {
+                subscription,
+                error,
+            },
+            None => Event::Ended {
+                subscription,
+                error: v1::Error::default(),
+            },
+        };
+        if events.send(event).is_err() {
+            return "nobody listens any more".to_owned();
+        }
+    }
+}
+
+fn arrived(link: &Arc<Shared>, fetched: v1::FetchedBatch) -> Arrived {
+    let bytes = u64::try_from(fetched.batch.len()).unwrap_or(u64::MAX);
+    Arrived {
+        base_offset: fetched.base_offset,
+        broker_time_ms: fetched.broker_time_ms,
+        credit: Credit {
+            link: Arc::clone(link),
+            bytes,
+        },
+        batch: BatchView::parse(fetched.batch),
+    }
+}
