@@ -231,7 +231,7 @@ impl Driver {
         let link = Arc::clone(link);
         let (topic_id, partition) = (self.topic.id.to_wire(), self.queue.place.partition);
         let producer_id = self.producer_id;
-        let Some((key, slot)) = self.flight.next_unsent() else {
+        let Some((key, batch)) = self.flight.next_unsent() else {
             return;
         };
         let stamp = ProducerStamp {
@@ -239,16 +239,12 @@ impl Driver {
             epoch: key.epoch,
             base_sequence: key.sequence,
         };
-        let request = slot
-            .payload
-            .body
-            .sealed(stamp)
-            .map(|batch| v1::ProduceRequest {
-                correlation_id: 0,
-                topic_id,
-                partition,
-                batch,
-            });
+        let request = batch.body.sealed(stamp).map(|batch| v1::ProduceRequest {
+            correlation_id: 0,
+            topic_id,
+            partition,
+            batch,
+        });
         let Some(request) = request else {
             // Our own batch does not read back: a fault of ours, told to its tickets.
             let error = Error::new(ErrorKind::CorruptBatch, "the batch can't be sealed again");
@@ -256,7 +252,7 @@ impl Driver {
         };
         let sent = permit.is_some_and(|permit| link.send(permit, key, &self.sender, request));
         if sent {
-            slot.payload.fate.sent = true;
+            batch.fate.sent = true;
             self.flight.mark_sent();
         } else {
             // The stream had ended before: nothing of this attempt left.

@@ -14,6 +14,9 @@
 //! - after any failure nothing more is sent in that round: it is drained (or given up), and the
 //!   next one begins with the lowest unacknowledged batch;
 //! - an acknowledgement counts whichever round it answers, a refusal only in its own;
+//! - an acknowledged batch keeps its place until all before it are acknowledged: the window never
+//!   spans more than `limit` batches, so that the broker, which knows the last five, still knows
+//!   the lowest one (S12);
 //! - a batch is **doubtful** once an attempt ended without a clear answer: it may be written, now
 //!   or later. A batch that is not doubtful and has no answer outstanding is certainly not
 //!   written, and then neither is any later batch of the same epoch, because brokers take
@@ -54,9 +57,10 @@ pub(crate) struct Lost<P> {
 
 /// A batch in the window.
 #[derive(Debug)]
-pub(crate) struct Slot<P> {
-    pub(crate) sequence: u64,
-    pub(crate) payload: P,
+struct Slot<P> {
+    sequence: u64,
+    /// `None` once it is acknowledged.
+    payload: Option<P>,
     records: u32,
     /// Sent in this round and not answered.
     outstanding: bool,
@@ -70,6 +74,11 @@ pub(crate) struct Slot<P> {
 impl<P> Slot<P> {
     fn is_doubtful(&self) -> bool {
         self.doubtful || self.outstanding
+    }
+
+    fn into_lost(self) -> Option<Lost<P>> {
+        let doubtful = self.is_doubtful();
+        self.payload.map(|payload| Lost { payload, doubtful })
     }
 }
 
@@ -113,12 +122,12 @@ impl<P> Flight<P> {
 
     /// The lowest unacknowledged batch.
     pub(crate) fn front(&self) -> Option<&P> {
-        self.window.front().map(|slot| &slot.payload)
+        self.window.front().and_then(|slot| slot.payload.as_ref())
     }
 
     /// The batches of the window, lowest first.
     pub(crate) fn batches(&self) -> impl Iterator<Item = &P> {
-        self.window.iter().map(|slot| &slot.payload)
+        self.window.iter().filter_map(|slot| slot.payload.as_ref())
     }
 
     /// Takes a batch in behind the others and gives it its sequence. The caller has checked
@@ -126,7 +135,7 @@ impl<P> Flight<P> {
     pub(crate) fn admit(&mut self, payload: P, records: u32) {
         self.window.push_back(Slot {
             sequence: self.next_sequence,
-            payload,
+            payload: Some(payload),
             records,
             outstanding: false,
             doubtful: false,
@@ -138,22 +147,27 @@ impl<P> Flight<P> {
 
     /// There is a batch to be sent now.
     pub(crate) fn wants_send(&self) -> bool {
-        !self.draining && self.sent < self.window.len()
+        let mut unsent = self.window.iter().skip(self.sent);
+        !self.draining && unsent.any(|slot| slot.payload.is_some())
     }
 
     /// The batch to be sent next, if one may be.
-    pub(crate) fn next_unsent(&mut self) -> Option<(Key, &mut Slot<P>)> {
+    pub(crate) fn next_unsent(&mut self) -> Option<(Key, &mut P)> {
         if self.draining {
             return None;
         }
         let (round, epoch) = (self.round, self.epoch);
+        let acknowledged = |slot: &Slot<P>| slot.payload.is_none();
+        while self.window.get(self.sent).is_some_and(acknowledged) {
+            self.sent += 1;
+        }
         let slot = self.window.get_mut(self.sent)?;
         let key = Key {
             round,
             epoch,
             sequence: slot.sequence,
         };
-        Some((key, slot))
+        slot.payload.as_mut().map(|payload| (key, payload))
     }
 
     /// The batch of [`Flight::next_unsent`] has gone into the stream.
@@ -165,16 +179,24 @@ impl<P> Flight<P> {
         }
     }
 
-    /// The batch is written: takes it out. `None` if it had its fate before.
+    /// The batch is written: gives it back. `None` if it had its fate before.
     pub(crate) fn acknowledge(&mut self, key: Key) -> Option<P> {
         if key.epoch != self.epoch {
             return None;
         }
         let at = self.position(key.sequence)?;
-        if at < self.sent {
-            self.sent -= 1;
+        let slot = self.window.get_mut(at)?;
+        slot.outstanding = false;
+        slot.refusal = None;
+        let payload = slot.payload.take();
+        while self
+            .window
+            .pop_front_if(|slot| slot.payload.is_none())
+            .is_some()
+        {
+            self.sent = self.sent.saturating_sub(1);
         }
-        self.window.remove(at).map(|slot| slot.payload)
+        payload
     }
 
     /// The attempt was refused: nothing more is sent until [`Flight::rewind`]. False if the
@@ -237,16 +259,16 @@ impl<P> Flight<P> {
         // Whether the rest is certainly unwritten: see the module header.
         let mut certain = false;
         let mut unsent = true;
-        for _ in 0..count {
+        while lost.len() < count {
             let Some(slot) = self.window.pop_front() else {
                 break;
             };
+            if slot.payload.is_none() {
+                continue;
+            }
             certain |= !slot.is_doubtful();
             unsent &= !slot.ever_sent;
-            lost.push(Lost {
-                doubtful: slot.is_doubtful(),
-                payload: slot.payload,
-            });
+            lost.extend(slot.into_lost());
         }
         if unsent {
             // Their sequences were never seen by anybody: close the gap, in the same epoch.
@@ -267,23 +289,16 @@ impl<P> Flight<P> {
     /// Everything that is left, at the end.
     pub(crate) fn drain(&mut self) -> Vec<Lost<P>> {
         self.rewind();
-        self.window
-            .drain(..)
-            .map(|slot| Lost {
-                doubtful: slot.is_doubtful(),
-                payload: slot.payload,
-            })
-            .collect()
+        self.window.drain(..).filter_map(Slot::into_lost).collect()
     }
 
     fn restart(&mut self, certain: bool) -> Vec<Lost<P>> {
         let mut lost = Vec::new();
-        while !certain && let Some(slot) = self.window.pop_front_if(|slot| slot.is_doubtful()) {
-            lost.push(Lost {
-                payload: slot.payload,
-                doubtful: true,
-            });
+        let stale = |slot: &mut Slot<P>| slot.is_doubtful() || slot.payload.is_none();
+        while !certain && let Some(slot) = self.window.pop_front_if(stale) {
+            lost.extend(slot.into_lost());
         }
+        self.window.retain(|slot| slot.payload.is_some());
         self.epoch += 1;
         self.renumber(0);
         lost
@@ -298,6 +313,11 @@ impl<P> Flight<P> {
             next += u64::from(slot.records);
         }
         self.next_sequence = next;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn front_sequence(&self) -> Option<u64> {
+        self.window.front().map(|slot| slot.sequence)
     }
 
     fn position(&self, sequence: u64) -> Option<usize> {
