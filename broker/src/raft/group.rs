@@ -17,8 +17,10 @@ use tokio::sync::{Semaphore, watch};
 
 use super::proposal::{self, Admission, Proposal, ProposalError, ProposeError};
 use super::types::{
-    Applied, CommittedLeaderId, GroupId, Metrics, Payload, Raft, ReplicaNode, Responder, TypeConfig,
+    Applied, CommittedLeaderId, GroupId, Metrics, Payload, Raft, ReplicaNode, Responder, Space,
+    TypeConfig,
 };
+use crate::storage::Log;
 
 /// Bytes of proposals that one group may have in flight, from admission to apply.
 pub const IN_FLIGHT_BYTES_MAX: usize = 32 << 20;
@@ -156,6 +158,7 @@ pub(super) struct Inner {
     pub(super) id: GroupId,
     pub(super) replica: ReplicaId,
     pub(super) raft: Raft,
+    pub(super) log: Arc<Log>,
     pub(super) applied: watch::Receiver<AppliedMark>,
     pub(super) in_flight: Arc<Semaphore>,
 }
@@ -177,6 +180,12 @@ impl GroupHandle {
     #[must_use]
     pub fn replica(&self) -> ReplicaId {
         self.inner.replica
+    }
+
+    /// Its log, to read from.
+    #[must_use]
+    pub fn log(&self) -> &Arc<Log> {
+        &self.inner.log
     }
 
     /// openraft's handle, for what this one has no name for.
@@ -217,7 +226,7 @@ impl GroupHandle {
         self.inner.raft.metrics().borrow_watched().clone()
     }
 
-    /// Leave to propose an entry of `bytes`, at once or not at all.
+    /// Leave to propose a batch of `bytes`, at once or not at all.
     ///
     /// # Errors
     /// [`ProposeError::Busy`], [`ProposeError::StorageFull`], [`ProposeError::TooLarge`],
@@ -230,11 +239,11 @@ impl GroupHandle {
         Ok(Admission {
             bytes,
             in_flight,
-            space: None,
+            space: Some(self.reserve(bytes)?),
         })
     }
 
-    /// Leave to propose an entry of `bytes`, after waiting for those in flight.
+    /// Leave to propose a batch of `bytes`, after waiting for those in flight.
     ///
     /// The wait is as long as the group commits nothing: give it a deadline.
     ///
@@ -244,6 +253,20 @@ impl GroupHandle {
     /// # Cancel safety
     /// Safe: a dropped wait gives its place in the queue back.
     pub async fn admit(&self, bytes: usize) -> Result<Admission, ProposeError> {
+        let mut admission = self.admit_command(bytes).await?;
+        admission.space = Some(self.reserve(bytes)?);
+        Ok(admission)
+    }
+
+    /// Leave to propose a command of `bytes`. Commands are few and small, and freeing space takes
+    /// some: they may go below the disk floor, so no space is promised.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit), but for `StorageFull`.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped wait gives its place in the queue back.
+    pub async fn admit_command(&self, bytes: usize) -> Result<Admission, ProposeError> {
         let permits = permits(bytes)?;
         let in_flight = Arc::clone(&self.inner.in_flight)
             .acquire_many_owned(permits)
@@ -254,6 +277,14 @@ impl GroupHandle {
             in_flight,
             space: None,
         })
+    }
+
+    // S4: space is promised before a batch is proposed.
+    fn reserve(&self, bytes: usize) -> Result<Space, ProposeError> {
+        match self.inner.log.reserve(bytes) {
+            Ok(reservation) => Ok(Arc::new(reservation)),
+            Err(_full) => Err(ProposeError::StorageFull),
+        }
     }
 
     /// Submits an entry. The order of calls is the order in the log.
@@ -298,7 +329,7 @@ impl GroupHandle {
     /// Proposes a command and waits until it is applied: admit, propose, wait.
     ///
     /// # Errors
-    /// [`ProposalError`]; a refusal to submit counts as one that wrote nothing.
+    /// [`CommandError`].
     ///
     /// # Cancel safety
     /// A dropped call may have submitted the command.
@@ -308,7 +339,7 @@ impl GroupHandle {
         broker_time_ms: u64,
         term: Option<u64>,
     ) -> Result<Applied, CommandError> {
-        let admission = self.admit(command.len()).await?;
+        let admission = self.admit_command(command.len()).await?;
         let proposal = self.propose(admission, Payload::command(command, broker_time_ms), term)?;
         Ok(proposal.await?)
     }
@@ -380,7 +411,8 @@ impl GroupHandle {
     }
 
     /// Makes exactly `voters` the voters, in one joint change; with `retain`, former voters stay
-    /// as learners. Returns the index of the final change.
+    /// as learners. A leader that is not among them steps down afterwards. Returns the index of the
+    /// final change.
     ///
     /// # Errors
     /// [`MembersError`].
@@ -391,8 +423,25 @@ impl GroupHandle {
         deadline: Duration,
     ) -> Result<u64, MembersError> {
         let voters: BTreeSet<u64> = voters.into_iter().map(|replica| replica.0).collect();
+        let stays = voters.contains(&self.inner.replica.0);
         let change = self.inner.raft.change_membership(voters, retain);
-        member_change(deadline, change).await
+        let index = member_change(deadline, change).await?;
+        if !stays {
+            let trigger = self.inner.raft.trigger();
+            let stepped_down = trigger.refresh_server_state(None, None).await;
+            stepped_down.map_err(|_| MembersError::Stopped)?;
+        }
+        Ok(index)
+    }
+
+    /// Cuts the log below the state machine's log start, where a checkpoint allows it: takes the
+    /// checkpoint there as the Raft snapshot and purges what it covers. Returns before it is done.
+    ///
+    /// # Errors
+    /// [`ProposeError::Stopped`].
+    pub async fn cut_log(&self) -> Result<(), ProposeError> {
+        let trigger = self.inner.raft.trigger();
+        trigger.snapshot().await.map_err(|_| ProposeError::Stopped)
     }
 
     /// Asks this replica to stand for election now, with pre-vote.

@@ -1,51 +1,119 @@
-//! `RaftStateMachine` over [`StateMachine`].
+//! `RaftStateMachine` over [`StateMachine`]: apply, checkpoints, snapshots at the log start.
+//!
+//! The state is in memory. It is checkpointed where segments roll, rebuilt at start from the
+//! newest checkpoint and the entries after it, and sent to a new replica as it was *at the log
+//! start*, never as it is now: that replica then receives every retained entry as ordinary
+//! replication. (A snapshot at last-applied would delete retained records there.)
+//!
+//! ```text
+//!   log start                    segment rolls            last applied     log end
+//!      |-----------+-----------------+-----------------------|---------------|
+//!      C0          C1                C2                      state
+//!      ^ Raft snapshot               ^ restart begins here
+//! ```
+//!
+//! S1: a checkpoint is saved only when everything it covers is synced.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
-use openraft::storage::{EntryResponder, RaftStateMachine};
+use openraft::storage::{ApplyResponder, EntryResponder, RaftStateMachine};
 use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
 use qute_proto::ids::Offset;
 use tokio::sync::watch;
+use tokio_util::sync::DropGuard;
 
+use super::checkpoint::Checkpoint;
 use super::codec;
 use super::group::AppliedMark;
+use super::log_store::position;
 use super::state_machine::{AppliedEntry, EntryKind, StateMachine};
-use super::types::{Applied, Entry, LogId, PayloadKind, StoredMembership, TypeConfig};
+use super::types::{
+    Applied, CommittedLeaderId, Entry, LogId, PayloadKind, ReplicaNode, StoredMembership,
+    TypeConfig,
+};
+use crate::storage::Log;
+
+/// Entries applied between two moves of the applied watch, at most.
+const PUBLISH_EVERY: usize = 256;
 
 /// A group's snapshot: one checkpoint envelope.
 pub type SnapshotData = Bytes;
-type Snapshot = openraft::Snapshot<
-    super::types::CommittedLeaderId,
-    u64,
-    super::types::ReplicaNode,
-    SnapshotData,
->;
-type SnapshotMeta =
-    openraft::SnapshotMeta<super::types::CommittedLeaderId, u64, super::types::ReplicaNode>;
+pub(super) type SnapshotMeta = openraft::SnapshotMeta<CommittedLeaderId, u64, ReplicaNode>;
+type Snapshot = openraft::Snapshot<CommittedLeaderId, u64, ReplicaNode, SnapshotData>;
 
-/// Owns the state machine of one replica.
+/// Why a replica's state cannot be rebuilt from what is on disk: it is quarantined.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unusable {
+    /// S1: the log ends below a checkpoint.
+    #[error("its log ends at {end:?}, below its checkpoint at index {checkpoint}")]
+    LogEndsBelowCheckpoint {
+        checkpoint: u64,
+        end: Option<u64>,
+    },
+    /// The checkpoint at an index is of another entry than the log holds there.
+    #[error("its checkpoint at index {index} is of term {checkpoint}, its log holds term {log}")]
+    OtherTerm {
+        index: u64,
+        checkpoint: u64,
+        log: u64,
+    },
+    /// Entries were purged, and no usable checkpoint covers them.
+    #[error("its log is purged up to index {purged}, and no usable checkpoint covers that: {last}")]
+    NoCheckpoint { purged: u64, last: String },
+}
+
+/// Owns the state machine of one replica. One task at a time: openraft's worker.
 pub struct Machine {
     state: Box<dyn StateMachine>,
+    log: Arc<Log>,
     last: Option<LogId>,
     membership: StoredMembership,
     next_offset: Offset,
     mark: watch::Sender<AppliedMark>,
+    // Taken at a roll, waiting until what it covers is synced (S1).
+    unsaved: Option<Checkpoint>,
+    // One past the index of the newest checkpoint taken; a segment that begins behind it asks for
+    // the next one.
+    checkpoint_after: u64,
+    _closed: Option<DropGuard>,
 }
 
 impl Machine {
-    /// A machine in front of the first entry.
-    pub fn new(state: Box<dyn StateMachine>) -> (Self, watch::Receiver<AppliedMark>) {
+    /// Rebuilds the state from the newest usable checkpoint.
+    pub(super) fn recover(
+        mut state: Box<dyn StateMachine>,
+        log: Arc<Log>,
+        closed: Option<DropGuard>,
+    ) -> Result<(Self, watch::Receiver<AppliedMark>), Unusable> {
+        let checkpoint = newest_usable(&log, state.as_mut())?;
         let (mark, applied) = watch::channel(AppliedMark::default());
-        let machine = Self {
+        let mut machine = Self {
             state,
+            log,
             last: None,
             membership: StoredMembership::default(),
             next_offset: Offset(0),
             mark,
+            unsaved: None,
+            checkpoint_after: 0,
+            _closed: closed,
         };
-        (machine, applied)
+        if let Some(checkpoint) = checkpoint {
+            machine.stand_at(&checkpoint);
+        }
+        machine.publish();
+        Ok((machine, applied))
+    }
+
+    fn stand_at(&mut self, checkpoint: &Checkpoint) {
+        self.last = Some(checkpoint.last);
+        self.membership = checkpoint.membership.clone();
+        self.next_offset = checkpoint.next_offset;
+        self.checkpoint_after = checkpoint.last.index + 1;
+        self.unsaved = None;
     }
 
     fn apply_entry(&mut self, entry: Entry) -> Applied {
@@ -92,16 +160,140 @@ impl Machine {
             next_offset: self.next_offset,
         });
     }
+
+    /// Readers first: whoever gets an answer must find what it is about.
+    fn answer(&self, answers: &mut Vec<(ApplyResponder<TypeConfig>, Applied)>) {
+        self.publish();
+        for (responder, applied) in answers.drain(..) {
+            responder.send(applied);
+        }
+    }
+
+    fn checkpoint(&self, last: LogId) -> Checkpoint {
+        Checkpoint {
+            last,
+            next_offset: self.next_offset,
+            membership: self.membership.clone(),
+            state: self.state.checkpoint(),
+        }
+    }
+
+    /// The first segment that begins behind the newest checkpoint, if it exists yet.
+    fn next_roll(&self) -> Option<u64> {
+        let bases = self.log.segment_bases();
+        bases.into_iter().find(|base| *base > self.checkpoint_after)
+    }
+
+    /// Saves the checkpoint that waits, once what it covers is synced (S1). Off this task: it is a
+    /// sync of its own.
+    fn save_when_synced(&mut self) {
+        let synced = self.log.synced_index();
+        if let Some(checkpoint) = self.unsaved.take_if(|it| synced >= Some(it.last.index)) {
+            let log = Arc::clone(&self.log);
+            tokio::task::spawn_blocking(move || {
+                let index = checkpoint.last.index;
+                if let Err(error) = log.save_checkpoint(index, &checkpoint.encode()) {
+                    // The next restart begins at an older one; nothing is lost.
+                    tracing::warn!(index, %error, "checkpoint not saved");
+                }
+            });
+        }
+    }
 }
 
-/// Builds a snapshot from the checkpoint at the log start.
-pub struct SnapshotBuilder;
+/// The newest checkpoint that fits the log, with the state restored from it.
+fn newest_usable(log: &Log, state: &mut dyn StateMachine) -> Result<Option<Checkpoint>, Unusable> {
+    let purged = log.purged();
+    let end = log.last().or(purged).map(|last| last.index);
+    let mut reason = "there is none".to_owned();
+    for (index, bytes) in log.checkpoints().into_iter().rev() {
+        // S1: a checkpoint is made of synced entries, so the log cannot end below it.
+        if end < Some(index) {
+            return Err(Unusable::LogEndsBelowCheckpoint {
+                checkpoint: index,
+                end,
+            });
+        }
+        if purged.is_some_and(|purged| index < purged.index) {
+            break;
+        }
+        let checkpoint = match Checkpoint::decode(bytes) {
+            Ok(checkpoint) if checkpoint.last.index == index => checkpoint,
+            Ok(_) => {
+                reason = format!("the one at index {index} says it is of another");
+                continue;
+            }
+            Err(error) => {
+                reason = format!("the one at index {index}: {error}");
+                tracing::warn!(index, %error, "checkpoint passed over");
+                continue;
+            }
+        };
+        let covered = purged.filter(|purged| purged.index == index);
+        let term = covered.map(|purged| purged.term).or(log.term_at(index));
+        if term != Some(checkpoint.last.leader_id.term) {
+            return Err(Unusable::OtherTerm {
+                index,
+                checkpoint: checkpoint.last.leader_id.term,
+                log: term.unwrap_or(0),
+            });
+        }
+        match state.restore(&checkpoint.state) {
+            Ok(()) => return Ok(Some(checkpoint)),
+            Err(error) => {
+                reason = format!("the one at index {index}: {error}");
+                tracing::warn!(index, %error, "checkpoint passed over");
+            }
+        }
+    }
+    if let Some(purged) = purged {
+        return Err(Unusable::NoCheckpoint {
+            purged: purged.index,
+            last: reason,
+        });
+    }
+    // From the first entry on.
+    state.restore(&[]).map_err(|error| Unusable::NoCheckpoint {
+        purged: 0,
+        last: error.to_string(),
+    })?;
+    Ok(None)
+}
+
+/// The newest checkpoint at or below the log start: the Raft snapshot (S17).
+fn at_log_start(log: &Log, log_start: Offset) -> Option<Checkpoint> {
+    let purged = log.purged();
+    let checkpoints = log.checkpoints().into_iter().rev();
+    checkpoints
+        .filter_map(|(_, bytes)| Checkpoint::decode(bytes).ok())
+        .find(|it| it.next_offset <= log_start || purged == Some(position(it.last)))
+        // What is purged must be covered.
+        .filter(|it| purged.is_none_or(|purged| purged.index <= it.last.index))
+}
+
+fn snapshot(checkpoint: &Checkpoint) -> Snapshot {
+    Snapshot {
+        meta: SnapshotMeta {
+            last_log_id: Some(checkpoint.last),
+            last_membership: checkpoint.membership.clone(),
+        },
+        snapshot: checkpoint.encode(),
+    }
+}
+
+/// Builds the snapshot: the checkpoint at the log start.
+pub struct SnapshotBuilder {
+    log: Arc<Log>,
+    log_start: Offset,
+}
 
 impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
-        Err(io::Error::from(io::ErrorKind::Unsupported))
+        at_log_start(&self.log, self.log_start)
+            .map(|checkpoint| snapshot(&checkpoint))
+            .ok_or_else(|| io::Error::other("there is no checkpoint at or below the log start"))
     }
 }
 
@@ -117,29 +309,81 @@ impl RaftStateMachine<TypeConfig> for Machine {
     where
         Strm: Stream<Item = Result<EntryResponder<TypeConfig>, io::Error>> + Unpin + OptionalSend,
     {
+        let mut answers = Vec::new();
+        let mut unpublished = 0;
+        let mut roll = self.next_roll();
         while let Some((entry, responder)) = entries.try_next().await? {
+            let last = entry.log_id;
             let applied = self.apply_entry(entry);
             if let Some(responder) = responder {
-                responder.send(applied);
+                answers.push((responder, applied));
+            }
+            if roll.is_some_and(|base| last.index + 1 >= base) {
+                self.unsaved = Some(self.checkpoint(last));
+                self.checkpoint_after = last.index + 1;
+                roll = self.next_roll();
+            }
+            unpublished += 1;
+            if unpublished >= PUBLISH_EVERY {
+                self.answer(&mut answers);
+                unpublished = 0;
             }
         }
-        self.publish();
+        self.answer(&mut answers);
+        self.save_when_synced();
         Ok(())
     }
 
-    async fn get_snapshot_builder(&mut self) -> Self::SnapshotBuilder {
-        SnapshotBuilder
+    async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {
+        let log_start = self.state.log_start();
+        if !force && at_log_start(&self.log, log_start).is_none() {
+            // Nothing to cut: the log starts at its first entry.
+            return None;
+        }
+        Some(self.get_snapshot_builder().await)
+    }
+
+    async fn get_snapshot_builder(&mut self) -> SnapshotBuilder {
+        SnapshotBuilder {
+            log: Arc::clone(&self.log),
+            log_start: self.state.log_start(),
+        }
     }
 
     async fn install_snapshot(
         &mut self,
-        _meta: &SnapshotMeta,
-        _snapshot: SnapshotData,
+        meta: &SnapshotMeta,
+        data: SnapshotData,
     ) -> Result<(), io::Error> {
-        Err(io::Error::from(io::ErrorKind::Unsupported))
+        let checkpoint = Checkpoint::decode(data.clone()).map_err(io::Error::other)?;
+        if Some(checkpoint.last) != meta.last_log_id {
+            return Err(io::Error::other("the snapshot covers another entry than it says"));
+        }
+        let last = checkpoint.last;
+        if self.log.term_at(last.index) == Some(last.leader_id.term) {
+            // The log holds the entry, and perhaps acknowledged ones behind it: they stay, and the
+            // log is cut in front of them.
+            self.log.wait_synced(last.index).await.map_err(io::Error::other)?;
+            let log = Arc::clone(&self.log);
+            let saved = tokio::task::spawn_blocking(move || log.save_checkpoint(last.index, &data));
+            saved.await?.map_err(io::Error::other)?;
+        } else {
+            self.log
+                .reset_to(position(last), checkpoint.next_offset.0, data)
+                .await
+                .map_err(io::Error::other)?;
+        }
+        self.state
+            .restore(&checkpoint.state)
+            .map_err(io::Error::other)?;
+        self.stand_at(&checkpoint);
+        self.publish();
+        Ok(())
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
-        Ok(None)
+        let checkpoint = at_log_start(&self.log, self.state.log_start());
+        Ok(checkpoint.as_ref().map(snapshot))
     }
 }
+
