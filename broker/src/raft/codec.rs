@@ -488,3 +488,6 @@ pub(super) fn decode_transfer_response(
         Outcome::Unspecified => return Err(DecodeError::OutOfRange("outcome")),
     })
 }
+
+#[cfg(test)]
+mod tests;
