@@ -21,7 +21,7 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 use openraft::{EntryPayload, OptionalSend};
 
-use super::codec::{self, kind, vote};
+use super::codec::{self, vote};
 use super::types::{Entry, LogId, Payload, PayloadKind, TypeConfig, Vote, log_id};
 use crate::storage::{Frame, FrameKind, Log, NewFrame, Position, VoteRecord};
 
