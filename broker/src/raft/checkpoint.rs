@@ -23,7 +23,7 @@ use super::codec::{self, DecodeError, SnapshotMessage};
 use super::types::{LogId, StoredMembership, log_id};
 
 const MAGIC: [u8; 4] = *b"QCP1";
-const HEADER_BYTES: usize = 40;
+const HEADER_BYTES: usize = 48;
 
 /// A state and the place in the log that it is the state of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub(super) struct Checkpoint {
     pub last: LogId,
     /// One past the last record covered.
     pub next_offset: Offset,
+    /// Broker time of the last entry covered.
+    pub broker_time_ms: u64,
     /// The last membership at or before `last`.
     pub membership: StoredMembership,
     /// The state machine's bytes.
@@ -49,6 +51,7 @@ impl Checkpoint {
         out.put_u64_le(self.last.leader_id.term);
         out.put_u64_le(self.last.index);
         out.put_u64_le(self.next_offset.0);
+        out.put_u64_le(self.broker_time_ms);
         out.put_u32_le(length(membership.len()));
         out.put_u32_le(length(self.state.len()));
         out.put_slice(&membership);
@@ -76,6 +79,7 @@ impl Checkpoint {
         let term = bytes.get_u64_le();
         let index = bytes.get_u64_le();
         let next_offset = Offset(bytes.get_u64_le());
+        let broker_time_ms = bytes.get_u64_le();
         let membership_bytes = usize::try_from(bytes.get_u32_le()).unwrap_or(usize::MAX);
         let state_bytes = usize::try_from(bytes.get_u32_le()).unwrap_or(usize::MAX);
         if membership_bytes.checked_add(state_bytes) != Some(bytes.len()) {
@@ -90,6 +94,7 @@ impl Checkpoint {
         Ok(Self {
             last,
             next_offset,
+            broker_time_ms,
             membership,
             state: bytes,
         })
@@ -129,6 +134,7 @@ mod tests {
         Checkpoint {
             last: log_id(3, 41),
             next_offset: Offset(1000),
+            broker_time_ms: 1_700_000_000_000,
             membership: StoredMembership::new(Some(log_id(1, 0)), membership),
             state: Bytes::from_static(b"state"),
         }
@@ -142,6 +148,7 @@ mod tests {
             &3_u64.to_le_bytes(),
             &41_u64.to_le_bytes(),
             &1000_u64.to_le_bytes(),
+            &1_700_000_000_000_u64.to_le_bytes(),
             &17_u32.to_le_bytes(),
             &5_u32.to_le_bytes(),
             &[

@@ -281,7 +281,7 @@ impl GroupHandle {
 
     // S4: space is promised before a batch is proposed.
     fn reserve(&self, bytes: usize) -> Result<Space, ProposeError> {
-        match self.inner.log.reserve(bytes) {
+        match self.inner.log.reserve(bytes as u64) {
             Ok(reservation) => Ok(Arc::new(reservation)),
             Err(_full) => Err(ProposeError::StorageFull),
         }

@@ -201,11 +201,17 @@ impl Groups {
         };
 
         let closed = CancellationToken::new();
-        let guard = closed.clone().drop_guard();
-        let (machine, applied) = Machine::recover(Box::new(state), Arc::clone(&log), Some(guard))
+        let guard = Some(Arc::new(closed.clone().drop_guard()));
+        let recovered = {
+            let (log, guard) = (Arc::clone(&log), guard.clone());
+            tokio::task::spawn_blocking(move || Machine::recover(Box::new(state), log, guard))
+        };
+        let (machine, applied) = recovered
+            .await
+            .map_err(|error| stopped(error.to_string()))?
             .map_err(|unusable| quarantined(unusable.to_string()))?;
         let network = Network::new(self.inner.peers.clone(), spec.id, spec.replica.0);
-        let log_store = LogStore::new(Arc::clone(&log));
+        let log_store = LogStore::new(Arc::clone(&log), guard.clone());
         // Built, then registered, then run: requests find it before it can stand for election.
         let raft = Raft::build(spec.replica.0, raft_config, network, log_store, machine)
             .await
@@ -215,9 +221,10 @@ impl Groups {
         let inbound = Inbound::new(
             raft.clone(),
             Box::new(move |bytes| {
-                let reserved = reserve_in.reserve(bytes).map_err(|error| error.to_string())?;
-                Ok(Arc::new(reserved) as Space)
+                let reserved = reserve_in.reserve(bytes as u64);
+                Ok(Arc::new(reserved.map_err(|error| error.to_string())?) as Space)
             }),
+            guard,
         );
         let handle = GroupHandle {
             inner: Arc::new(group::Inner {
@@ -249,7 +256,8 @@ impl Groups {
         Ok(handle)
     }
 
-    /// Stops a replica and waits until it has let go of its log. `false` if it was not open.
+    /// Stops a replica and waits until openraft has let go of its log; it can be opened again once
+    /// its handles are dropped too. `false` if it was not open.
     pub async fn close(&self, id: GroupId) -> bool {
         let Some(open) = self.inner.open.write().remove(&id) else {
             return false;

@@ -13,6 +13,7 @@ use openraft::EntryPayload;
 use openraft::raft::AppendEntriesRequest;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio_util::sync::DropGuard;
 
 use super::codec::{self, AppendAnswer};
 use super::server::Reply;
@@ -47,15 +48,21 @@ pub(super) struct Inbound {
     // Short: push and pop. Never held across an await.
     queue: Mutex<Queue>,
     pushed: Notify,
+    _closed: Option<Arc<DropGuard>>,
 }
 
 impl Inbound {
-    pub(super) fn new(raft: Raft, reserve: ReserveFn) -> Arc<Self> {
+    pub(super) fn new(
+        raft: Raft,
+        reserve: ReserveFn,
+        closed: Option<Arc<DropGuard>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             raft,
             reserve,
             queue: Mutex::default(),
             pushed: Notify::new(),
+            _closed: closed,
         })
     }
 

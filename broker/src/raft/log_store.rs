@@ -21,6 +21,8 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 use openraft::{EntryPayload, OptionalSend};
 
+use tokio_util::sync::DropGuard;
+
 use super::codec::{self, vote};
 use super::types::{Entry, LogId, Payload, PayloadKind, TypeConfig, Vote, log_id};
 use crate::storage::{Frame, FrameKind, Log, NewFrame, Position, VoteRecord};
@@ -32,11 +34,16 @@ const READ_BYTES_MAX: usize = 2 << 20;
 #[derive(Clone)]
 pub struct LogStore {
     log: Arc<Log>,
+    // Dropped last of all: the log may then be opened again.
+    _closed: Option<Arc<DropGuard>>,
 }
 
 impl LogStore {
-    pub(super) fn new(log: Arc<Log>) -> Self {
-        Self { log }
+    pub(super) fn new(log: Arc<Log>, closed: Option<Arc<DropGuard>>) -> Self {
+        Self {
+            log,
+            _closed: closed,
+        }
     }
 
     /// Reads frames from `start` on, at least one if there is one in front of `end`.
@@ -261,10 +268,8 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), io::Error> {
         if let Some(committed) = committed {
-            // Clipped by the log to what is synced (S1).
-            self.log
-                .save_committed(position(committed))
-                .map_err(io::Error::other)?;
+            // Lowered by the log to what is synced (S1).
+            self.log.save_committed(position(committed));
         }
         Ok(())
     }
@@ -285,8 +290,14 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         // S4: the space promised to these entries is theirs until the log has taken them.
         let mut promised = Vec::new();
         let mut frames = Vec::new();
+        // S19: time in the log never falls, and entries that bring none take that of the one in
+        // front. All replicas do the same, so the content of their frames is the same.
+        let mut time_ms = self.log.last_time_ms();
         for entry in entries {
-            frames.push(frame_of_entry(&entry));
+            let mut frame = frame_of_entry(&entry);
+            time_ms = time_ms.max(frame.broker_time_ms);
+            frame.broker_time_ms = time_ms;
+            frames.push(frame);
             if let EntryPayload::Normal(payload) = entry.payload {
                 promised.extend(payload.space);
             }

@@ -60,6 +60,9 @@ pub(super) enum Unusable {
         checkpoint: u64,
         log: u64,
     },
+    /// They cannot be read.
+    #[error("its checkpoints cannot be read: {0}")]
+    Unreadable(String),
     /// Entries were purged, and no usable checkpoint covers them.
     #[error("its log is purged up to index {purged}, and no usable checkpoint covers that: {last}")]
     NoCheckpoint { purged: u64, last: String },
@@ -72,13 +75,16 @@ pub struct Machine {
     last: Option<LogId>,
     membership: StoredMembership,
     next_offset: Offset,
+    // Of the last entry that brought one (S19: it never falls).
+    broker_time_ms: u64,
     mark: watch::Sender<AppliedMark>,
     // Taken at a roll, waiting until what it covers is synced (S1).
     unsaved: Option<Checkpoint>,
     // One past the index of the newest checkpoint taken; a segment that begins behind it asks for
     // the next one.
     checkpoint_after: u64,
-    _closed: Option<DropGuard>,
+    // Dropped last of all: the log may then be opened again.
+    _closed: Option<Arc<DropGuard>>,
 }
 
 impl Machine {
@@ -86,7 +92,7 @@ impl Machine {
     pub(super) fn recover(
         mut state: Box<dyn StateMachine>,
         log: Arc<Log>,
-        closed: Option<DropGuard>,
+        closed: Option<Arc<DropGuard>>,
     ) -> Result<(Self, watch::Receiver<AppliedMark>), Unusable> {
         let checkpoint = newest_usable(&log, state.as_mut())?;
         let (mark, applied) = watch::channel(AppliedMark::default());
@@ -96,6 +102,7 @@ impl Machine {
             last: None,
             membership: StoredMembership::default(),
             next_offset: Offset(0),
+            broker_time_ms: 0,
             mark,
             unsaved: None,
             checkpoint_after: 0,
@@ -112,6 +119,7 @@ impl Machine {
         self.last = Some(checkpoint.last);
         self.membership = checkpoint.membership.clone();
         self.next_offset = checkpoint.next_offset;
+        self.broker_time_ms = checkpoint.broker_time_ms;
         self.checkpoint_after = checkpoint.last.index + 1;
         self.unsaved = None;
     }
@@ -123,7 +131,7 @@ impl Machine {
             kind: EntryKind::Blank,
             base_offset: self.next_offset,
             records: 0,
-            broker_time_ms: 0,
+            broker_time_ms: self.broker_time_ms,
             payload: Bytes::new(),
         };
         match entry.payload {
@@ -134,6 +142,8 @@ impl Machine {
                     PayloadKind::Command => EntryKind::Command,
                 };
                 applied.records = payload.records;
+                // The log does not let it fall.
+                self.broker_time_ms = payload.broker_time_ms;
                 applied.broker_time_ms = payload.broker_time_ms;
                 applied.payload = payload.bytes;
             }
@@ -173,6 +183,7 @@ impl Machine {
         Checkpoint {
             last,
             next_offset: self.next_offset,
+            broker_time_ms: self.broker_time_ms,
             membership: self.membership.clone(),
             state: self.state.checkpoint(),
         }
@@ -180,6 +191,9 @@ impl Machine {
 
     /// The first segment that begins behind the newest checkpoint, if it exists yet.
     fn next_roll(&self) -> Option<u64> {
+        if self.log.active_base() <= self.checkpoint_after {
+            return None;
+        }
         let bases = self.log.segment_bases();
         bases.into_iter().find(|base| *base > self.checkpoint_after)
     }
@@ -205,15 +219,20 @@ impl Machine {
 fn newest_usable(log: &Log, state: &mut dyn StateMachine) -> Result<Option<Checkpoint>, Unusable> {
     let purged = log.purged();
     let end = log.last().or(purged).map(|last| last.index);
+    // S1: a checkpoint is made of synced entries, so the log cannot end below it.
+    if let Some(newest) = log.checkpoint_indexes().last()
+        && end < Some(*newest)
+    {
+        return Err(Unusable::LogEndsBelowCheckpoint {
+            checkpoint: *newest,
+            end,
+        });
+    }
+    let checkpoints = log
+        .checkpoints()
+        .map_err(|error| Unusable::Unreadable(error.to_string()))?;
     let mut reason = "there is none".to_owned();
-    for (index, bytes) in log.checkpoints().into_iter().rev() {
-        // S1: a checkpoint is made of synced entries, so the log cannot end below it.
-        if end < Some(index) {
-            return Err(Unusable::LogEndsBelowCheckpoint {
-                checkpoint: index,
-                end,
-            });
-        }
+    for (index, bytes) in checkpoints.into_iter().rev() {
         if purged.is_some_and(|purged| index < purged.index) {
             break;
         }
@@ -260,15 +279,25 @@ fn newest_usable(log: &Log, state: &mut dyn StateMachine) -> Result<Option<Check
     Ok(None)
 }
 
-/// The newest checkpoint at or below the log start: the Raft snapshot (S17).
-fn at_log_start(log: &Log, log_start: Offset) -> Option<Checkpoint> {
-    let purged = log.purged();
-    let checkpoints = log.checkpoints().into_iter().rev();
-    checkpoints
-        .filter_map(|(_, bytes)| Checkpoint::decode(bytes).ok())
-        .find(|it| it.next_offset <= log_start || purged == Some(position(it.last)))
-        // What is purged must be covered.
-        .filter(|it| purged.is_none_or(|purged| purged.index <= it.last.index))
+/// The newest checkpoint at or below the log start: the Raft snapshot (S17). What is purged is
+/// covered by it.
+async fn at_log_start(log: &Arc<Log>, log_start: Offset) -> Result<Option<Checkpoint>, io::Error> {
+    if log.checkpoint_indexes().is_empty() {
+        return Ok(None);
+    }
+    let log = Arc::clone(log);
+    let found = tokio::task::spawn_blocking(move || {
+        let purged = log.purged();
+        let checkpoints = log.checkpoints()?;
+        let found = checkpoints
+            .into_iter()
+            .rev()
+            .filter_map(|(_, bytes)| Checkpoint::decode(bytes).ok())
+            .find(|it| it.next_offset <= log_start || purged == Some(position(it.last)))
+            .filter(|it| purged.is_none_or(|purged| purged.index <= it.last.index));
+        Ok::<_, crate::storage::Error>(found)
+    });
+    found.await?.map_err(io::Error::other)
 }
 
 fn snapshot(checkpoint: &Checkpoint) -> Snapshot {
@@ -292,6 +321,7 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
         at_log_start(&self.log, self.log_start)
+            .await?
             .map(|checkpoint| snapshot(&checkpoint))
             .ok_or_else(|| io::Error::other("there is no checkpoint at or below the log start"))
     }
@@ -336,7 +366,8 @@ impl RaftStateMachine<TypeConfig> for Machine {
 
     async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {
         let log_start = self.state.log_start();
-        if !force && at_log_start(&self.log, log_start).is_none() {
+        let found = at_log_start(&self.log, log_start).await;
+        if !force && !matches!(found, Ok(Some(_))) {
             // Nothing to cut: the log starts at its first entry.
             return None;
         }
@@ -363,7 +394,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
         if self.log.term_at(last.index) == Some(last.leader_id.term) {
             // The log holds the entry, and perhaps acknowledged ones behind it: they stay, and the
             // log is cut in front of them.
-            self.log.wait_synced(last.index).await.map_err(io::Error::other)?;
+            self.log.sync().await.map_err(io::Error::other)?;
             let log = Arc::clone(&self.log);
             let saved = tokio::task::spawn_blocking(move || log.save_checkpoint(last.index, &data));
             saved.await?.map_err(io::Error::other)?;
@@ -382,7 +413,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
-        let checkpoint = at_log_start(&self.log, self.state.log_start());
+        let checkpoint = at_log_start(&self.log, self.state.log_start()).await?;
         Ok(checkpoint.as_ref().map(snapshot))
     }
 }

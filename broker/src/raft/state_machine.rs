@@ -32,7 +32,8 @@ pub struct AppliedEntry {
     pub base_offset: Offset,
     /// Offsets it consumes: 0 unless it is a batch.
     pub records: u32,
-    /// The proposing leader's clock, Unix milliseconds; 0 for blank and membership entries (S19).
+    /// The proposing leader's clock, Unix milliseconds. Never falls along the log; blank and
+    /// membership entries have that of the entry in front (S19).
     pub broker_time_ms: u64,
     /// The encoded batch or command.
     pub payload: Bytes,
