@@ -53,4 +53,7 @@ pub use peers::{HintSink, Peers};
 pub use proposal::{Admission, Proposal, ProposalError, ProposeError};
 pub use server::PeerAnswers;
 pub use state_machine::{AppliedEntry, EntryKind, RestoreError, StateMachine};
+#[cfg(test)]
+mod tests;
+
 pub use types::{Applied, GroupId, Metrics, Payload, PayloadKind, ReplicaNode};
