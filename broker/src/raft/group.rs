@@ -169,6 +169,12 @@ pub struct GroupHandle {
     pub(super) inner: Arc<Inner>,
 }
 
+impl std::fmt::Debug for GroupHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GroupHandle({} of {})", self.replica(), self.id())
+    }
+}
+
 impl GroupHandle {
     /// The group.
     #[must_use]
