@@ -1,6 +1,7 @@
 //! One replica of one partition.
 
 pub mod directory;
+pub mod door;
 pub mod error;
 pub mod intake;
 pub mod ledger;
