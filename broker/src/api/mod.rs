@@ -1,3 +1,4 @@
 //! The gRPC services, one file each.
 
+pub mod log;
 pub mod server;

@@ -145,7 +145,11 @@ impl Door {
     ///
     /// # Cancel safety
     /// A dropped call has submitted nothing.
-    pub async fn submit_within(&self, intake: Intake, patience: Duration) -> Result<Pending, Error> {
+    pub async fn submit_within(
+        &self,
+        intake: Intake,
+        patience: Duration,
+    ) -> Result<Pending, Error> {
         if !self.group.leadership().is_local {
             return Err(Error::NotLeader);
         }
@@ -397,7 +401,11 @@ impl Keeper {
                 return Some(item);
             }
             Decision::Wait(ticket) => {
-                match self.flights.iter_mut().find(|flight| flight.ticket == ticket) {
+                match self
+                    .flights
+                    .iter_mut()
+                    .find(|flight| flight.ticket == ticket)
+                {
                     Some(flight) => flight.item.duplicates.push(item.answer),
                     None => item.refuse(&Error::OutcomeUnknown),
                 }

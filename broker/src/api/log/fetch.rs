@@ -1,0 +1,334 @@
+//! One fetch stream: subscriptions and byte credit in, committed batches out.
+//!
+//! One task per stream, none per subscription:
+//!
+//! ```text
+//!              confirmed, in bounds            nothing more below the high watermark
+//!  starting -------------------------> ready ---------------------------------------> idle
+//!     |                                  ^ |                                            |
+//!     | refused                          | '--- leadership lost, out of range --> ended |
+//!     '--> ended                         '----------- high watermark moved -------------'
+//! ```
+//!
+//! Ready subscriptions take turns, one message each (about [`MESSAGE_BYTES`]); idle ones sleep on
+//! watches. Memory is bounded: a message is read only when there is credit for it and room in the
+//! stream.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::{AbortHandle, Abortable, BoxFuture};
+use futures::stream::FuturesUnordered;
+use qute_proto::ids::{Offset, PartitionId};
+use qute_proto::v1;
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use super::{Shared, wire};
+use crate::partition::error::Error;
+use crate::partition::replica::{Bounds, Chunk, Replica};
+
+/// Batches of one message together, unless a single one is larger.
+const MESSAGE_BYTES: usize = 1 << 20;
+/// Subscriptions of one stream.
+const SUBSCRIPTIONS_MAX: usize = 10_000;
+/// Control messages that wait for room; beyond it no request is read.
+const OUTBOX_MAX: usize = 1024;
+/// Credit that a client can save up.
+const CREDIT_BYTES_MAX: i64 = 1 << 30;
+/// How long a subscription waits for its leader to get ready and confirm itself.
+const START_WITHIN: Duration = Duration::from_secs(5);
+
+type Answers = mpsc::Sender<Result<v1::FetchResponse, Status>>;
+
+struct Subscription {
+    id: u64,
+    partition: PartitionId,
+    next: Offset,
+    /// Set once live.
+    live: Option<Live>,
+    /// Ends its future in `events` when the subscription goes.
+    abort: AbortHandle,
+}
+
+#[derive(Clone)]
+struct Live {
+    replica: Arc<Replica>,
+    leader_epoch: u64,
+}
+
+enum Event {
+    Started(Result<(Live, Bounds), Error>),
+    Woken(Result<(), Error>),
+}
+
+/// Which life of a subscription an event is for: ids may be used again.
+type Generation = u64;
+
+struct Fetcher {
+    shared: Arc<Shared>,
+    subscriptions: HashMap<Generation, Subscription>,
+    by_id: HashMap<u64, Generation>,
+    next_generation: Generation,
+    events: FuturesUnordered<BoxFuture<'static, Option<(Generation, Event)>>>,
+    ready: VecDeque<Generation>,
+    outbox: VecDeque<v1::FetchResponse>,
+    credit: i64,
+}
+
+/// Runs one stream until the client ends it or is gone, or the broker stops.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    mut requests: Streaming<v1::FetchRequest>,
+    answers: Answers,
+) {
+    let stop = shared.stop.clone();
+    let mut fetcher = Fetcher {
+        shared,
+        subscriptions: HashMap::new(),
+        by_id: HashMap::new(),
+        next_generation: 0,
+        events: FuturesUnordered::new(),
+        ready: VecDeque::new(),
+        outbox: VecDeque::new(),
+        credit: 0,
+    };
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => {
+                let _ = answers.try_send(Err(Status::unavailable("the broker is stopping")));
+                return;
+            }
+            request = requests.next(), if fetcher.outbox.len() < OUTBOX_MAX => match request {
+                Some(Ok(request)) => fetcher.request(request),
+                Some(Err(status)) => {
+                    fetcher.shared.send(&answers, Err(status)).await;
+                    return;
+                }
+                None => return,
+            },
+            Some(event) = fetcher.events.next(), if !fetcher.events.is_empty() => {
+                if let Some((generation, event)) = event {
+                    fetcher.event(generation, event);
+                }
+            }
+            room = answers.reserve(), if fetcher.has_work() => {
+                let Ok(room) = room else { return };
+                if let Some(message) = fetcher.next_message().await {
+                    room.send(Ok(message));
+                }
+            }
+        }
+    }
+}
+
+impl Fetcher {
+    fn has_work(&self) -> bool {
+        !self.outbox.is_empty() || (self.credit > 0 && !self.ready.is_empty())
+    }
+
+    fn request(&mut self, request: v1::FetchRequest) {
+        match request.request {
+            Some(v1::fetch_request::Request::Subscribe(subscribe)) => self.subscribe(&subscribe),
+            Some(v1::fetch_request::Request::Unsubscribe(unsubscribe)) => {
+                if let Some(&generation) = self.by_id.get(&unsubscribe.subscription_id) {
+                    self.remove(generation);
+                }
+            }
+            Some(v1::fetch_request::Request::Credit(credit)) => {
+                let more = i64::try_from(credit.bytes).unwrap_or(i64::MAX);
+                self.credit = self.credit.saturating_add(more).min(CREDIT_BYTES_MAX);
+            }
+            // A kind of request that this broker does not know yet.
+            None => {}
+        }
+    }
+
+    fn subscribe(&mut self, subscribe: &v1::Subscribe) {
+        let id = subscribe.subscription_id;
+        let partition = match wire::partition_id(&subscribe.topic_id, subscribe.partition) {
+            Ok(partition) => partition,
+            Err(error) => return self.send_error(id, error),
+        };
+        if self.by_id.contains_key(&id) {
+            let message = format!("subscription {id} is in use on this stream");
+            return self.send_error(id, wire::plain(v1::ErrorCode::InvalidArgument, message));
+        }
+        if self.subscriptions.len() >= SUBSCRIPTIONS_MAX {
+            let message = format!("a stream takes {SUBSCRIPTIONS_MAX} subscriptions");
+            return self.send_error(id, wire::plain(v1::ErrorCode::Overloaded, message));
+        }
+        let next = Offset(subscribe.offset);
+        let replica = self.shared.replicas.serving(partition);
+        let started = async move { Event::Started(start(replica, next).await) };
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        let abort = self.await_event(generation, started);
+        let subscription = Subscription {
+            id,
+            partition,
+            next,
+            live: None,
+            abort,
+        };
+        self.subscriptions.insert(generation, subscription);
+        self.by_id.insert(id, generation);
+    }
+
+    fn await_event(
+        &self,
+        generation: Generation,
+        event: impl Future<Output = Event> + Send + 'static,
+    ) -> AbortHandle {
+        let (abort, registration) = AbortHandle::new_pair();
+        let event = Abortable::new(event, registration);
+        self.events.push(Box::pin(async move {
+            event.await.ok().map(|event| (generation, event))
+        }));
+        abort
+    }
+
+    fn event(&mut self, generation: Generation, event: Event) {
+        let Some(subscription) = self.subscriptions.get_mut(&generation) else {
+            return;
+        };
+        match event {
+            Event::Started(Ok((live, bounds))) => {
+                let subscribed = v1::Subscribed {
+                    log_start_offset: bounds.log_start.0,
+                    high_watermark: bounds.high_watermark.0,
+                    leader_epoch: live.leader_epoch,
+                };
+                subscription.live = Some(live);
+                self.outbox.push_back(v1::FetchResponse {
+                    subscription_id: subscription.id,
+                    response: Some(v1::fetch_response::Response::Subscribed(subscribed)),
+                });
+                self.ready.push_back(generation);
+            }
+            Event::Woken(Ok(())) => self.ready.push_back(generation),
+            Event::Started(Err(error)) | Event::Woken(Err(error)) => self.end(generation, &error),
+        }
+    }
+
+    /// The next message, if the work that was there has not gone away.
+    async fn next_message(&mut self) -> Option<v1::FetchResponse> {
+        if let Some(control) = self.outbox.pop_front() {
+            return Some(control);
+        }
+        // One subscription, one message, then the next: fair.
+        while let Some(generation) = self.ready.pop_front() {
+            let Some(subscription) = self.subscriptions.get(&generation) else {
+                continue;
+            };
+            let Some(live) = subscription.live.clone() else {
+                continue;
+            };
+            let read = live
+                .replica
+                .read(subscription.next, MESSAGE_BYTES, live.leader_epoch);
+            match read.await {
+                Ok(chunk) if chunk.batches.is_empty() => self.sleep(generation, live),
+                Ok(chunk) => return Some(self.batches(generation, live, chunk)),
+                Err(error) => {
+                    self.end(generation, &error);
+                    return self.outbox.pop_front();
+                }
+            }
+        }
+        None
+    }
+
+    fn batches(&mut self, generation: Generation, live: Live, chunk: Chunk) -> v1::FetchResponse {
+        let mut id = 0;
+        if let Some(subscription) = self.subscriptions.get_mut(&generation) {
+            subscription.next = chunk.next_offset;
+            id = subscription.id;
+        }
+        let bytes: usize = chunk.batches.iter().map(|one| one.bytes.len()).sum();
+        self.credit = self
+            .credit
+            .saturating_sub(i64::try_from(bytes).unwrap_or(i64::MAX));
+        if chunk.next_offset < chunk.bounds.high_watermark {
+            self.ready.push_back(generation);
+        } else {
+            self.sleep(generation, live);
+        }
+        let batches = chunk.batches.into_iter().map(|one| v1::FetchedBatch {
+            base_offset: one.base_offset.0,
+            broker_time_ms: one.broker_time_ms,
+            batch: one.bytes,
+        });
+        v1::FetchResponse {
+            subscription_id: id,
+            response: Some(v1::fetch_response::Response::Batches(v1::Batches {
+                batches: batches.collect(),
+                high_watermark: chunk.bounds.high_watermark.0,
+                log_start_offset: chunk.bounds.log_start.0,
+            })),
+        }
+    }
+
+    /// Until the high watermark passes its next offset, or the leadership ends.
+    fn sleep(&mut self, generation: Generation, live: Live) {
+        let Some(next) = self.subscriptions.get(&generation).map(|s| s.next) else {
+            return;
+        };
+        let woken =
+            async move { Event::Woken(live.replica.wait_beyond(next, live.leader_epoch).await) };
+        let abort = self.await_event(generation, woken);
+        if let Some(subscription) = self.subscriptions.get_mut(&generation) {
+            subscription.abort = abort;
+        }
+    }
+
+    fn end(&mut self, generation: Generation, error: &Error) {
+        if let Some(ended) = self.remove(generation) {
+            let directory = self.shared.directory.as_ref();
+            let error = wire::refusal(error, ended.partition, directory);
+            self.send_error(ended.id, error);
+        }
+    }
+
+    fn remove(&mut self, generation: Generation) -> Option<Subscription> {
+        let gone = self.subscriptions.remove(&generation)?;
+        gone.abort.abort();
+        self.by_id.remove(&gone.id);
+        Some(gone)
+    }
+
+    fn send_error(&mut self, subscription_id: u64, error: v1::Error) {
+        self.outbox.push_back(v1::FetchResponse {
+            subscription_id,
+            response: Some(v1::fetch_response::Response::Error(error)),
+        });
+    }
+}
+
+/// S18: an offset ahead of the high watermark waits; only a leader that has confirmed itself says
+/// "beyond the end".
+async fn start(
+    replica: Result<Arc<Replica>, Error>,
+    next: Offset,
+) -> Result<(Live, Bounds), Error> {
+    let replica = replica?;
+    let leader_epoch = replica.wait_serving(START_WITHIN).await?;
+    let mut bounds = replica.bounds();
+    if next < bounds.log_start || next > bounds.high_watermark {
+        let confirmed = replica.confirm(START_WITHIN).await?;
+        if confirmed.leader_epoch != leader_epoch {
+            return Err(Error::NotLeader);
+        }
+        bounds = confirmed.bounds;
+        if next < bounds.log_start || next > bounds.high_watermark.max(replica.log_end()) {
+            return Err(wire::out_of_range(next, bounds));
+        }
+    }
+    let live = Live {
+        replica,
+        leader_epoch,
+    };
+    Ok((live, bounds))
+}
