@@ -18,7 +18,7 @@ use super::error::Error;
 use super::machine::RecordsMachine;
 use super::replica::Replica;
 use crate::env::Clock;
-use crate::raft::{GroupId, GroupSpec, Groups};
+use crate::raft::{self, GroupId, GroupSpec, Groups};
 use crate::storage;
 
 /// A replica to open.
@@ -203,14 +203,14 @@ impl Replicas {
         let group = self
             .inner
             .groups
-            .open(group_spec, Box::new(machine))
+            .open(group_spec, machine)
             .await
-            .map_err(|error| refused(error.to_string()))?;
+            .map_err(|error| open_error(spec, &error))?;
         // S10. A group that has a log or a vote says no, and that is fine.
         if let Some(members) = &spec.may_initialize
             && let Err(error) = group.initialize(members.clone()).await
         {
-            let _ = self.inner.groups.close(group.id()).await;
+            self.inner.groups.close(group.id()).await;
             return Err(refused(error.to_string()));
         }
         let clock = Arc::clone(&self.inner.clock);
@@ -263,15 +263,20 @@ impl Replicas {
             }
             self.close_registered(partition).await;
         }
-        self.inner
-            .groups
-            .delete(GroupId::new(partition), replica)
+        let store = self.inner.groups.store().clone();
+        let key = storage::ReplicaKey { partition, replica };
+        if !store.replicas().contains(&key) {
+            return Ok(());
+        }
+        let refused = |reason: String| OpenError::Failed {
+            partition,
+            replica,
+            reason,
+        };
+        tokio::task::spawn_blocking(move || store.delete_log(key))
             .await
-            .map_err(|error| OpenError::Failed {
-                partition,
-                replica,
-                reason: error.to_string(),
-            })
+            .map_err(|error| refused(error.to_string()))?
+            .map_err(|error| refused(error.to_string()))
     }
 
     /// What is registered for a partition.
@@ -327,5 +332,25 @@ impl Replicas {
         };
         self.inner.changed.send_modify(|count| *count += 1);
         before
+    }
+}
+
+fn open_error(spec: &PartitionSpec, error: &raft::OpenError) -> OpenError {
+    let (partition, replica) = (spec.partition, spec.replica);
+    match error {
+        raft::OpenError::Quarantined { reason, .. }
+        | raft::OpenError::Storage(storage::Error::Quarantined { reason, .. }) => {
+            OpenError::Quarantined {
+                partition,
+                replica,
+                reason: reason.clone(),
+            }
+        }
+        raft::OpenError::Storage(storage::Error::Full(_)) => OpenError::StorageFull(partition),
+        other => OpenError::Failed {
+            partition,
+            replica,
+            reason: other.to_string(),
+        },
     }
 }
