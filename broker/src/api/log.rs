@@ -7,6 +7,9 @@ mod fetch;
 mod produce;
 mod wire;
 
+#[cfg(test)]
+mod tests;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;

@@ -26,3 +26,8 @@ pub mod machine;
 pub mod producers;
 pub mod registry;
 pub mod replica;
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -23,6 +23,10 @@ use crate::env::Clock;
 use crate::raft::{CommandError, ConfirmError, GroupHandle, Leadership, ProposeError};
 use crate::storage;
 
+/// How long a reader waits on a leader that shows no sign of life.
+const QUIET: Duration = Duration::from_secs(5);
+const CONFIRM_WITHIN: Duration = Duration::from_secs(2);
+
 /// What may be read: `log_start..high_watermark`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
@@ -271,12 +275,14 @@ impl Replica {
             });
         }
         let end = bounds.high_watermark.0;
-        let frames = match self.log.read_cached_offsets(from.0, end, bytes_max) {
-            Some(frames) => frames,
-            None => {
-                self.blocking(move |log| log.read_offsets(from.0, end, bytes_max))
-                    .await?
-            }
+        // Hot reads come from memory; others must not block the runtime.
+        let frames = if self.log.is_cached(from.0) {
+            self.log
+                .read_offsets(from.0, end, bytes_max)
+                .map_err(|error| read_failed(&error))?
+        } else {
+            self.blocking(move |log| log.read_offsets(from.0, end, bytes_max))
+                .await?
         };
         let Some(last) = frames.last() else {
             let missing = format!("offset {from} is below the high watermark and can't be read");
@@ -298,9 +304,12 @@ impl Replica {
 
     /// Waits until a record at `offset` is committed (the high watermark lies above it).
     ///
+    /// A leader that is cut off from its peers does not know that it was deposed: in the quiet it
+    /// is asked to confirm itself now and then, so that no reader waits on it for ever.
+    ///
     /// # Errors
     /// [`Error::NotLeader`] once this replica does not lead in `leader_epoch`;
-    /// [`Error::NotHere`] once it is closed.
+    /// [`Error::NotReady`] once it finds no quorum; [`Error::NotHere`] once it is closed.
     ///
     /// # Cancel safety
     /// Safe.
@@ -315,7 +324,10 @@ impl Replica {
             if applied.borrow_and_update().next_offset > offset {
                 return Ok(());
             }
-            self.either_changed(&mut leadership, &mut applied).await?;
+            tokio::select! {
+                changed = self.either_changed(&mut leadership, &mut applied) => changed?,
+                () = tokio::time::sleep(QUIET) => drop(self.confirm(CONFIRM_WITHIN).await?),
+            }
         }
     }
 

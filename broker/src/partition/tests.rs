@@ -196,7 +196,10 @@ async fn elections_leave_no_holes_in_offsets() {
         broker = broker.restart().await;
     }
     // S8: a restarted leader takes a new term.
-    assert!(epochs.windows(2).all(|pair| pair[0] < pair[1]), "{epochs:?}");
+    assert!(
+        epochs.windows(2).all(|pair| pair[0] < pair[1]),
+        "{epochs:?}"
+    );
     let replica = broker.open(0).await;
     let offsets: Vec<u64> = read_all(&replica).await.iter().map(|one| one.0).collect();
     assert_eq!(offsets, [0, 1, 2, 3]);
@@ -302,7 +305,10 @@ async fn reader_at_the_end_wakes_when_a_record_commits() {
     append(&replica, batch(7, 0, 1)).await.unwrap();
     assert!(futures::poll!(&mut waiting).is_pending());
     append(&replica, batch(7, 1, 1)).await.unwrap();
-    tokio::time::timeout(PATIENCE, waiting).await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, waiting)
+        .await
+        .unwrap()
+        .unwrap();
     broker.stop().await;
 }
 
@@ -334,7 +340,9 @@ async fn deleted_replica_is_gone_and_its_id_is_spent() {
     let replica = broker.open(0).await;
     append(&replica, batch(7, 0, 1)).await.unwrap();
     drop(replica);
-    let wrong = broker.replicas.delete(partition(0), qute_proto::ids::ReplicaId(99));
+    let wrong = broker
+        .replicas
+        .delete(partition(0), qute_proto::ids::ReplicaId(99));
     assert!(matches!(wrong.await, Err(OpenError::Occupied { .. })));
     let id = spec(0).replica;
     broker.replicas.delete(partition(0), id).await.unwrap();
@@ -355,7 +363,10 @@ async fn replica_without_its_directory_is_registered_as_quarantined() {
     std::fs::remove_dir_all(dir.path().join("topics")).unwrap();
     let broker = TestBroker::start_in(dir).await;
     let refused = broker.replicas.open(spec(0)).await.err().unwrap();
-    assert!(matches!(refused, OpenError::Quarantined { .. }), "{refused}");
+    assert!(
+        matches!(refused, OpenError::Quarantined { .. }),
+        "{refused}"
+    );
     assert!(matches!(
         broker.replicas.get(partition(0)),
         Some(Hosted::Quarantined { .. })

@@ -251,6 +251,9 @@ impl Fetcher {
         self.credit = self
             .credit
             .saturating_sub(i64::try_from(bytes).unwrap_or(i64::MAX));
+        metrics::counter!("qute_fetch_messages_total").increment(1);
+        metrics::counter!("qute_fetch_bytes_total")
+            .increment(u64::try_from(bytes).unwrap_or(u64::MAX));
         if chunk.next_offset < chunk.bounds.high_watermark {
             self.ready.push_back(generation);
         } else {

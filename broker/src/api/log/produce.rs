@@ -36,6 +36,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// An unanswered batch.
 struct Entry {
     correlation_id: u64,
+    bytes: u64,
     fate: Fate,
     _budget: Option<OwnedSemaphorePermit>,
 }
@@ -52,10 +53,9 @@ struct Head {
 }
 
 impl Future for Head {
-    type Output = (PartitionId, u64, Result<Ack, Error>);
+    type Output = Answered;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let (partition, correlation_id) = (self.partition, self.entry.correlation_id);
         let result = match &mut self.entry.fate {
             Fate::Refused(error) => Err(error.clone()),
             Fate::Pending(pending) => match Pin::new(pending).poll(context) {
@@ -63,8 +63,20 @@ impl Future for Head {
                 Poll::Pending => return Poll::Pending,
             },
         };
-        Poll::Ready((partition, correlation_id, result))
+        Poll::Ready(Answered {
+            partition: self.partition,
+            correlation_id: self.entry.correlation_id,
+            bytes: self.entry.bytes,
+            result,
+        })
     }
+}
+
+struct Answered {
+    partition: PartitionId,
+    correlation_id: u64,
+    bytes: u64,
+    result: Result<Ack, Error>,
 }
 
 /// Unanswered batches, in order within each partition.
@@ -88,10 +100,10 @@ impl Unanswered {
         }
     }
 
-    async fn next(&mut self) -> Option<(PartitionId, u64, Result<Ack, Error>)> {
+    async fn next(&mut self) -> Option<Answered> {
         let answered = self.heads.next().await?;
         self.count -= 1;
-        let partition = answered.0;
+        let partition = answered.partition;
         match self
             .behind
             .get_mut(&partition)
@@ -121,8 +133,8 @@ pub(super) async fn run(
                 return;
             }
             () = answers.closed() => return,
-            Some((partition, correlation_id, result)) = unanswered.next() => {
-                let answer = response(&shared, partition, correlation_id, result);
+            Some(answered) = unanswered.next() => {
+                let answer = response(&shared, answered);
                 if !shared.send(&answers, Ok(answer)).await {
                     return;
                 }
@@ -154,6 +166,7 @@ async fn submit(
         .map_err(|error| refused(correlation_id, error))?;
     let mut entry = Entry {
         correlation_id,
+        bytes: u64::try_from(request.batch.len()).unwrap_or(u64::MAX),
         fate: Fate::Refused(Error::Overloaded),
         _budget: None,
     };
@@ -177,25 +190,30 @@ async fn admit(budget: &Arc<Semaphore>, bytes: usize) -> Option<OwnedSemaphorePe
     tokio::time::timeout(PATIENCE, admitted).await.ok()?.ok()
 }
 
-fn response(
-    shared: &Shared,
-    partition: PartitionId,
-    correlation_id: u64,
-    result: Result<Ack, Error>,
-) -> v1::ProduceResponse {
-    match result {
-        Ok(ack) => v1::ProduceResponse {
-            correlation_id,
-            result: Some(v1::produce_response::Result::Ack(v1::ProduceAck {
-                base_offset: ack.base_offset.0,
-                leader_epoch: ack.leader_epoch,
-                duplicate: ack.duplicate,
-            })),
-        },
-        Err(error) => refused(
-            correlation_id,
-            wire::refusal(&error, partition, shared.directory.as_ref()),
-        ),
+fn response(shared: &Shared, answered: Answered) -> v1::ProduceResponse {
+    let correlation_id = answered.correlation_id;
+    match answered.result {
+        Ok(ack) => {
+            if !ack.duplicate {
+                metrics::counter!("qute_produce_batches_total").increment(1);
+                metrics::counter!("qute_produce_bytes_total").increment(answered.bytes);
+            }
+            v1::ProduceResponse {
+                correlation_id,
+                result: Some(v1::produce_response::Result::Ack(v1::ProduceAck {
+                    base_offset: ack.base_offset.0,
+                    leader_epoch: ack.leader_epoch,
+                    duplicate: ack.duplicate,
+                })),
+            }
+        }
+        Err(error) => {
+            let directory = shared.directory.as_ref();
+            let error = wire::refusal(&error, answered.partition, directory);
+            let code = error.code().as_str_name();
+            metrics::counter!("qute_produce_refused_total", "code" => code).increment(1);
+            refused(correlation_id, error)
+        }
     }
 }
 
