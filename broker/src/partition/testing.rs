@@ -14,8 +14,8 @@ use super::directory::{LeaderDirectory, LeaderHint, Presence};
 use super::registry::{PartitionSpec, ReplicaSettings, Replicas};
 use super::replica::Replica;
 use crate::env::ManualClock;
-use crate::raft::Groups;
-use crate::storage::Store;
+use crate::raft::{Groups, GroupsConfig, Identity, Peers};
+use crate::storage::{Store, StoreConfig};
 
 /// A test that waits longer than this has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -78,13 +78,41 @@ impl TestBroker {
         Self::start_in(tempfile::tempdir().unwrap()).await
     }
 
+    pub(crate) async fn start_in(dir: TempDir) -> Self {
+        Self::start_as(dir, BrokerId(1)).await
+    }
+
+    pub(crate) async fn start_as(dir: TempDir, broker: BrokerId) -> Self {
+        let config = StoreConfig::new(dir.path());
+        let store = tokio::task::spawn_blocking(move || Store::open(config))
+            .await
+            .unwrap()
+            .unwrap();
+        let peers = Peers::new(Identity {
+            broker,
+            boot: store.boot(),
+            process: rand::random(),
+        });
+        let groups = Groups::new(store.clone(), peers, GroupsConfig::default());
+        let clock = Arc::new(ManualClock::new(START_MS));
+        let replicas = Replicas::new(groups.clone(), clock.clone());
+        Self {
+            dir,
+            store,
+            groups,
+            replicas,
+            clock,
+        }
+    }
+
     pub(crate) async fn restart(self) -> Self {
         Self::start_in(self.stop().await).await
     }
 
     pub(crate) async fn stop(self) -> TempDir {
         self.replicas.shutdown().await;
-        self.groups.shutdown().await;
+        self.groups.close_all().await;
+        self.groups.peers().shutdown().await;
         self.store.shutdown().await;
         self.dir
     }

@@ -1,5 +1,7 @@
 //! One replica with the real store and the real Raft below it.
 
+mod cuts;
+
 use std::time::Duration;
 
 use futures::future::join_all;
