@@ -264,6 +264,7 @@ async fn cut_leaders_lose_double_and_reorder_nothing() {
         produce(&cluster, &mut acknowledged, count).await;
     }
     cutter.abort();
+    let _ = cutter.await;
     for cut in &cluster.cuts {
         cut.send_replace(true);
     }

@@ -362,7 +362,8 @@ async fn replica_without_its_directory_is_registered_as_quarantined() {
     append(&replica, batch(7, 0, 1)).await.unwrap();
     drop(replica);
     let dir = broker.stop().await;
-    std::fs::remove_dir_all(dir.path().join("topics")).unwrap();
+    let topic = partition(0).topic.to_string();
+    std::fs::remove_dir_all(dir.path().join("topics").join(topic)).unwrap();
     let broker = TestBroker::start_in(dir).await;
     let refused = broker.replicas.open(spec(0)).await.err().unwrap();
     assert!(
