@@ -620,6 +620,12 @@ impl Log {
         super::read::by_offset(&self.core, from, end, bytes_max)
     }
 
+    /// Whether a read from this offset on begins in memory: it then does not block.
+    #[must_use]
+    pub fn is_cached(&self, offset: u64) -> bool {
+        super::read::is_cached(&self.core, offset)
+    }
+
     /// The first offset below `end` of a batch whose broker time is at or after `time_ms`.
     ///
     /// # Errors

@@ -130,6 +130,11 @@ pub(super) fn by_offset(
     collect(core, Seek::Offset(from), &query)
 }
 
+pub(super) fn is_cached(core: &LogCore, offset: u64) -> bool {
+    let source = core.state.lock().source(Seek::Offset(offset), u64::MAX);
+    matches!(source, Source::Cache)
+}
+
 pub(super) fn offset_at_time(core: &LogCore, time_ms: u64, end: u64) -> Result<Option<u64>, Error> {
     let query = Query {
         index_end: u64::MAX,
