@@ -1,0 +1,675 @@
+//! A stand-in for brokers, for the client's tests only: real gRPC on loopback, one shared state
+//! behind all its endpoints, and a script that says what goes wrong.
+//!
+//! It keeps the rules that clients lean on: sequences are taken in order (S12: the last five
+//! batches of a producer are known), a fetch sends only while credit is above zero, views carry
+//! the cluster index.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use parking_lot::Mutex;
+use qute_client::{Client, ClientConfig};
+use qute_proto::batch::BatchHeader;
+use qute_proto::ids::{ClusterId, TopicId};
+use qute_proto::v1::cluster_server::{Cluster, ClusterServer};
+use qute_proto::v1::fetch_request::Request as FetchKind;
+use qute_proto::v1::fetch_response::Response as FetchAnswer;
+use qute_proto::v1::log_server::{Log, LogServer};
+use qute_proto::v1::offset_query::Position;
+use qute_proto::v1::produce_response::Result as ProduceResult;
+use qute_proto::v1::{self, ErrorCode};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+
+pub const TOPIC: &str = "t";
+
+type Boxed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// What to do with a produce request.
+pub enum Produce {
+    /// As a leader would.
+    Serve,
+    /// Write it, then end the stream without an answer.
+    ServeThenCut,
+    /// Refuse it.
+    Refuse(v1::Error),
+    /// Never answer.
+    Swallow,
+}
+
+type ProduceScript = Box<dyn FnMut(u64, &BatchHeader) -> Produce + Send>;
+
+#[derive(Clone, Default)]
+struct Table {
+    epoch: u32,
+    next_sequence: u64,
+    last: VecDeque<(u64, u64)>,
+}
+
+#[derive(Clone, Default)]
+pub struct Partition {
+    /// Broker id and epoch.
+    pub leader: (u64, u64),
+    pub log_start: u64,
+    pub next_offset: u64,
+    pub batches: Vec<(u64, Bytes)>,
+    tables: HashMap<u64, Table>,
+}
+
+pub struct State {
+    pub cluster_id: ClusterId,
+    pub cluster_index: u64,
+    pub addresses: BTreeMap<u64, String>,
+    pub topics: BTreeMap<String, (TopicId, Vec<Partition>)>,
+    pub controller: u64,
+    pub produce: ProduceScript,
+    /// Broker, producer epoch and base sequence of each request, in order of arrival.
+    pub requests: Vec<(u64, u32, u64)>,
+    /// Streams to be cut after so many more fetched batches.
+    pub cut_fetch_after: Option<usize>,
+    /// Greatest number of bytes sent beyond the credit given, over all fetch streams.
+    pub fetch_overdraft: i64,
+    /// Create calls: write the topic, then fail the call.
+    pub cut_create: bool,
+    pub flip_bit_in_fetch: bool,
+}
+
+#[derive(Clone)]
+pub struct Fake {
+    pub state: Arc<Mutex<State>>,
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Clone)]
+struct Endpoint {
+    broker: u64,
+    fake: Fake,
+}
+
+impl Fake {
+    /// Brokers with ids from 1, and a topic whose partitions all are led by broker 1, epoch 5.
+    pub async fn start(brokers: u64, partitions: usize) -> Self {
+        let partition = Partition {
+            leader: (1, 5),
+            ..Partition::default()
+        };
+        let state = State {
+            cluster_id: ClusterId::random(),
+            cluster_index: 10,
+            addresses: BTreeMap::new(),
+            topics: BTreeMap::from([(
+                TOPIC.to_owned(),
+                (TopicId::random(), vec![partition; partitions]),
+            )]),
+            controller: 1,
+            produce: Box::new(|_, _| Produce::Serve),
+            requests: Vec::new(),
+            cut_fetch_after: None,
+            fetch_overdraft: 0,
+            cut_create: false,
+            flip_bit_in_fetch: false,
+        };
+        let fake = Self {
+            state: Arc::new(Mutex::new(state)),
+            changed: watch::Sender::new(0),
+        };
+        for broker in 1..=brokers {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            fake.state.lock().addresses.insert(broker, address);
+            let endpoint = Endpoint {
+                broker,
+                fake: fake.clone(),
+            };
+            tokio::spawn(
+                tonic::transport::Server::builder()
+                    .add_service(ClusterServer::new(endpoint.clone()))
+                    .add_service(LogServer::new(endpoint))
+                    .serve_with_incoming(TcpListenerStream::new(listener)),
+            );
+        }
+        fake
+    }
+
+    pub fn bootstrap(&self) -> String {
+        let state = self.state.lock();
+        state
+            .addresses
+            .values()
+            .cloned()
+            .collect::<Vec<_>>()
+            .join(",")
+    }
+
+    pub async fn client(&self) -> Client {
+        let config = ClientConfig::new(&self.bootstrap()).unwrap();
+        Client::connect_with(config.call_timeout(Duration::from_secs(5)))
+            .await
+            .unwrap()
+    }
+
+    /// Changes the state, and has the change pushed to watchers and fetchers.
+    pub fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let result = change(&mut self.state.lock());
+        self.changed.send_modify(|version| *version += 1);
+        result
+    }
+
+    pub fn on_produce(&self, script: impl FnMut(u64, &BatchHeader) -> Produce + Send + 'static) {
+        self.state.lock().produce = Box::new(script);
+    }
+
+    pub fn set_leader(&self, partition: usize, broker: u64, epoch: u64) {
+        self.change(|state| state.partition(partition).leader = (broker, epoch));
+    }
+
+    pub fn requests(&self) -> Vec<(u64, u32, u64)> {
+        self.state.lock().requests.clone()
+    }
+
+    /// Values in the log of a partition, in order.
+    pub fn values(&self, partition: usize) -> Vec<String> {
+        let batches = self.state.lock().partition(partition).batches.clone();
+        let mut values = Vec::new();
+        for (_, batch) in batches {
+            let view = qute_proto::batch::BatchView::parse(batch).unwrap();
+            for record in view.records().unwrap() {
+                let value = record.unwrap().value.unwrap_or_default();
+                values.push(String::from_utf8(value.to_vec()).unwrap());
+            }
+        }
+        values
+    }
+}
+
+impl State {
+    pub fn partition(&mut self, partition: usize) -> &mut Partition {
+        &mut self.topics.get_mut(TOPIC).unwrap().1[partition]
+    }
+
+    fn find(&mut self, topic_id: &[u8], partition: u32) -> Option<&mut Partition> {
+        self.topics
+            .values_mut()
+            .find(|(id, _)| id.to_wire() == topic_id)
+            .and_then(|(_, partitions)| partitions.get_mut(partition as usize))
+    }
+
+    fn view(&self) -> v1::MetadataResponse {
+        v1::MetadataResponse {
+            cluster_id: self.cluster_id.to_wire(),
+            cluster_index: self.cluster_index,
+            brokers: self
+                .addresses
+                .iter()
+                .map(|(&broker_id, address)| v1::BrokerInfo {
+                    broker_id,
+                    address: address.clone(),
+                    state: v1::BrokerState::Alive.into(),
+                    ..Default::default()
+                })
+                .collect(),
+            topics: self
+                .topics
+                .iter()
+                .map(|(name, topic)| topic_info(name, topic))
+                .collect(),
+            controller: Some(v1::LeaderHint {
+                broker_id: self.controller,
+                leader_epoch: 1,
+                address: String::new(),
+            }),
+            authoritative: false,
+            error: None,
+        }
+    }
+}
+
+fn topic_info(name: &str, (id, partitions): &(TopicId, Vec<Partition>)) -> v1::TopicInfo {
+    v1::TopicInfo {
+        name: name.to_owned(),
+        topic_id: id.to_wire(),
+        partitions: (0..)
+            .zip(partitions)
+            .map(|(partition, state)| v1::PartitionInfo {
+                partition,
+                leader: state.leader.0,
+                leader_epoch: state.leader.1,
+                replicas: Vec::new(),
+            })
+            .collect(),
+        config: HashMap::new(),
+    }
+}
+
+pub fn error(code: ErrorCode) -> v1::Error {
+    v1::Error {
+        code: code.into(),
+        message: code.as_str_name().to_owned(),
+        ..Default::default()
+    }
+}
+
+pub fn not_leader(broker_id: u64, leader_epoch: u64) -> v1::Error {
+    v1::Error {
+        leader_hint: Some(v1::LeaderHint {
+            broker_id,
+            leader_epoch,
+            address: String::new(),
+        }),
+        ..error(ErrorCode::NotLeader)
+    }
+}
+
+impl Endpoint {
+    /// `None`: end the stream. `Some(None)`: no answer.
+    fn produce_one(&self, request: &v1::ProduceRequest) -> Option<Option<ProduceResult>> {
+        let header = BatchHeader::verify(&request.batch).unwrap();
+        let stamp = header.producer;
+        self.fake.change(|state| {
+            state
+                .requests
+                .push((self.broker, stamp.epoch, stamp.base_sequence));
+            let decision = (state.produce)(self.broker, &header);
+            match decision {
+                Produce::Refuse(error) => return Some(Some(ProduceResult::Error(error))),
+                Produce::Swallow => return Some(None),
+                Produce::Serve | Produce::ServeThenCut => {}
+            }
+            let result = match state.find(&request.topic_id, request.partition) {
+                None => ProduceResult::Error(error(ErrorCode::UnknownTopic)),
+                Some(partition) if partition.leader.0 != self.broker => {
+                    ProduceResult::Error(not_leader(partition.leader.0, partition.leader.1))
+                }
+                Some(partition) => partition.append(&header, &request.batch),
+            };
+            (!matches!(decision, Produce::ServeThenCut)).then_some(Some(result))
+        })
+    }
+}
+
+impl Partition {
+    fn append(&mut self, header: &BatchHeader, batch: &Bytes) -> ProduceResult {
+        let stamp = header.producer;
+        let table = self.tables.entry(stamp.producer_id.0).or_default();
+        if stamp.epoch > table.epoch {
+            *table = Table {
+                epoch: stamp.epoch,
+                ..Table::default()
+            };
+        }
+        let known = table
+            .last
+            .iter()
+            .find(|(sequence, _)| *sequence == stamp.base_sequence);
+        if let Some(&(_, base_offset)) = known {
+            return ProduceResult::Ack(v1::ProduceAck {
+                base_offset,
+                leader_epoch: self.leader.1,
+                duplicate: true,
+            });
+        }
+        if stamp.base_sequence != table.next_sequence || stamp.epoch < table.epoch {
+            return ProduceResult::Error(error(ErrorCode::OutOfOrderSequence));
+        }
+        let base_offset = self.next_offset;
+        table.next_sequence += u64::from(header.record_count);
+        table.last.push_back((stamp.base_sequence, base_offset));
+        if table.last.len() > 5 {
+            table.last.pop_front();
+        }
+        self.next_offset += u64::from(header.record_count);
+        self.batches.push((base_offset, batch.clone()));
+        ProduceResult::Ack(v1::ProduceAck {
+            base_offset,
+            leader_epoch: self.leader.1,
+            duplicate: false,
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl Log for Endpoint {
+    type ProduceStream = Boxed<v1::ProduceResponse>;
+    type FetchStream = Boxed<v1::FetchResponse>;
+
+    async fn produce(
+        &self,
+        request: Request<Streaming<v1::ProduceRequest>>,
+    ) -> Result<Response<Self::ProduceStream>, Status> {
+        let mut requests = request.into_inner();
+        let endpoint = self.clone();
+        let (answers, stream) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Some(Ok(request)) = requests.next().await {
+                match endpoint.produce_one(&request) {
+                    None => {
+                        let _ = answers.send(Err(Status::unavailable("cut")));
+                        return;
+                    }
+                    Some(None) => {}
+                    Some(result) => {
+                        let _ = answers.send(Ok(v1::ProduceResponse {
+                            correlation_id: request.correlation_id,
+                            result,
+                        }));
+                    }
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
+            stream,
+        ))))
+    }
+
+    async fn fetch(
+        &self,
+        request: Request<Streaming<v1::FetchRequest>>,
+    ) -> Result<Response<Self::FetchStream>, Status> {
+        let (answers, stream) = mpsc::unbounded_channel();
+        let session = FetchSession {
+            endpoint: self.clone(),
+            answers,
+            subscriptions: BTreeMap::new(),
+            credit: 0,
+        };
+        tokio::spawn(session.run(request.into_inner()));
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
+            stream,
+        ))))
+    }
+
+    async fn list_offsets(
+        &self,
+        request: Request<v1::ListOffsetsRequest>,
+    ) -> Result<Response<v1::ListOffsetsResponse>, Status> {
+        let mut state = self.fake.state.lock();
+        let mut answer = |query: &v1::OffsetQuery| {
+            let Some(partition) = state.find(&query.topic_id, query.partition) else {
+                return v1::OffsetAnswer {
+                    error: Some(error(ErrorCode::UnknownTopic)),
+                    ..Default::default()
+                };
+            };
+            if partition.leader.0 != self.broker {
+                return v1::OffsetAnswer {
+                    error: Some(not_leader(partition.leader.0, partition.leader.1)),
+                    ..Default::default()
+                };
+            }
+            v1::OffsetAnswer {
+                offset: match query.position {
+                    Some(Position::Start(_)) => partition.log_start,
+                    _ => partition.next_offset,
+                },
+                leader_epoch: partition.leader.1,
+                error: None,
+                bounds: Some(v1::OffsetBounds {
+                    log_start_offset: partition.log_start,
+                    high_watermark: partition.next_offset,
+                }),
+            }
+        };
+        let answers = request
+            .into_inner()
+            .queries
+            .iter()
+            .map(&mut answer)
+            .collect();
+        Ok(Response::new(v1::ListOffsetsResponse { answers }))
+    }
+}
+
+/// One fetch stream.
+struct FetchSession {
+    endpoint: Endpoint,
+    answers: mpsc::UnboundedSender<Result<v1::FetchResponse, Status>>,
+    subscriptions: BTreeMap<u64, v1::Subscribe>,
+    credit: i64,
+}
+
+impl FetchSession {
+    async fn run(mut self, mut requests: Streaming<v1::FetchRequest>) {
+        let mut changed = self.endpoint.fake.changed.subscribe();
+        loop {
+            if !self.send_all() {
+                return;
+            }
+            tokio::select! {
+                request = requests.next() => match request {
+                    Some(Ok(request)) => self.take(request),
+                    _ => return,
+                },
+                _ = changed.changed() => {}
+            }
+        }
+    }
+
+    fn take(&mut self, request: v1::FetchRequest) {
+        match request.request {
+            Some(FetchKind::Subscribe(subscribe)) => {
+                let id = subscribe.subscription_id;
+                self.subscriptions.insert(id, subscribe);
+                self.answer(id, FetchAnswer::Subscribed(v1::Subscribed::default()));
+            }
+            Some(FetchKind::Unsubscribe(unsubscribe)) => {
+                self.subscriptions.remove(&unsubscribe.subscription_id);
+            }
+            Some(FetchKind::Credit(credit)) => self.credit += credit.bytes as i64,
+            None => {}
+        }
+    }
+
+    fn answer(&self, subscription_id: u64, response: FetchAnswer) {
+        let _ = self.answers.send(Ok(v1::FetchResponse {
+            subscription_id,
+            response: Some(response),
+        }));
+    }
+
+    /// False once the stream is cut.
+    fn send_all(&mut self) -> bool {
+        let fake = self.endpoint.fake.clone();
+        let mut state = fake.state.lock();
+        let ids: Vec<u64> = self.subscriptions.keys().copied().collect();
+        for id in ids {
+            let subscribe = self.subscriptions.get_mut(&id).unwrap();
+            let flip = state.flip_bit_in_fetch;
+            let partition = state
+                .find(&subscribe.topic_id, subscribe.partition)
+                .unwrap();
+            if partition.leader.0 != self.endpoint.broker {
+                let refusal = not_leader(partition.leader.0, partition.leader.1);
+                self.subscriptions.remove(&id);
+                self.answer(id, FetchAnswer::Error(refusal));
+                continue;
+            }
+            if subscribe.offset < partition.log_start {
+                let refusal = v1::Error {
+                    bounds: Some(v1::OffsetBounds {
+                        log_start_offset: partition.log_start,
+                        high_watermark: partition.next_offset,
+                    }),
+                    ..error(ErrorCode::OffsetOutOfRange)
+                };
+                self.subscriptions.remove(&id);
+                self.answer(id, FetchAnswer::Error(refusal));
+                continue;
+            }
+            let partition = partition.clone();
+            for (base_offset, batch) in partition.batches {
+                let records = BatchHeader::verify(&batch).unwrap().record_count;
+                let end = base_offset + u64::from(records);
+                let subscribe = self.subscriptions.get_mut(&id).unwrap();
+                if end <= subscribe.offset || self.credit <= 0 {
+                    continue;
+                }
+                if let Some(left) = &mut state.cut_fetch_after {
+                    if *left == 0 {
+                        state.cut_fetch_after = None;
+                        let _ = self.answers.send(Err(Status::unavailable("cut")));
+                        return false;
+                    }
+                    *left -= 1;
+                }
+                subscribe.offset = end;
+                self.credit -= batch.len() as i64;
+                state.fetch_overdraft = state.fetch_overdraft.max(-self.credit);
+                let batch = if flip {
+                    let mut bytes = batch.to_vec();
+                    *bytes.last_mut().unwrap() ^= 1;
+                    bytes.into()
+                } else {
+                    batch
+                };
+                self.answer(
+                    id,
+                    FetchAnswer::Batches(v1::Batches {
+                        batches: vec![v1::FetchedBatch {
+                            base_offset,
+                            broker_time_ms: 1,
+                            batch,
+                        }],
+                        high_watermark: partition.next_offset,
+                        log_start_offset: partition.log_start,
+                    }),
+                );
+            }
+        }
+        true
+    }
+}
+
+#[tonic::async_trait]
+impl Cluster for Endpoint {
+    type WatchMetadataStream = Boxed<v1::MetadataResponse>;
+
+    async fn hello(
+        &self,
+        _: Request<v1::HelloRequest>,
+    ) -> Result<Response<v1::HelloResponse>, Status> {
+        Ok(Response::new(v1::HelloResponse::default()))
+    }
+
+    async fn metadata(
+        &self,
+        request: Request<v1::MetadataRequest>,
+    ) -> Result<Response<v1::MetadataResponse>, Status> {
+        let request = request.into_inner();
+        let state = self.fake.state.lock();
+        let mut view = state.view();
+        if request.authoritative && state.controller != self.broker {
+            view.error = Some(not_leader(state.controller, 1));
+        }
+        view.authoritative = request.authoritative;
+        if !request.topics.is_empty() {
+            view.topics
+                .retain(|topic| request.topics.contains(&topic.name));
+        }
+        Ok(Response::new(view))
+    }
+
+    async fn watch_metadata(
+        &self,
+        _: Request<v1::WatchMetadataRequest>,
+    ) -> Result<Response<Self::WatchMetadataStream>, Status> {
+        let mut changed = self.fake.changed.subscribe();
+        let state = Arc::clone(&self.fake.state);
+        let (views, stream) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            loop {
+                let view = state.lock().view();
+                if views.send(Ok(view)).is_err() || changed.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
+            stream,
+        ))))
+    }
+
+    async fn describe_cluster(
+        &self,
+        _: Request<v1::DescribeClusterRequest>,
+    ) -> Result<Response<v1::DescribeClusterResponse>, Status> {
+        let state = self.fake.state.lock();
+        let view = state.view();
+        Ok(Response::new(v1::DescribeClusterResponse {
+            cluster_id: view.cluster_id,
+            formed: true,
+            controller: view.controller,
+            founding_brokers: state.addresses.len() as u32,
+            brokers: view.brokers,
+            cluster_index: state.cluster_index,
+            topics: 1,
+            partitions: 1,
+        }))
+    }
+
+    async fn create_topic(
+        &self,
+        request: Request<v1::CreateTopicRequest>,
+    ) -> Result<Response<v1::CreateTopicResponse>, Status> {
+        let request = request.into_inner();
+        let refuse = |error| {
+            Ok(Response::new(v1::CreateTopicResponse {
+                error: Some(error),
+                ..Default::default()
+            }))
+        };
+        self.fake.change(|state| {
+            if state.controller != self.broker {
+                return refuse(not_leader(state.controller, 1));
+            }
+            if state.topics.contains_key(&request.name) {
+                return refuse(error(ErrorCode::TopicExists));
+            }
+            state.cluster_index += 1;
+            let partition = Partition {
+                leader: (1, 1),
+                ..Partition::default()
+            };
+            let topic = (
+                TopicId::random(),
+                vec![partition; request.partitions.max(1) as usize],
+            );
+            let info = topic_info(&request.name, &topic);
+            state.topics.insert(request.name.clone(), topic);
+            if std::mem::take(&mut state.cut_create) {
+                return Err(Status::unavailable("cut"));
+            }
+            Ok(Response::new(v1::CreateTopicResponse {
+                topic: Some(info),
+                cluster_index: state.cluster_index,
+                error: None,
+            }))
+        })
+    }
+
+    async fn delete_topic(
+        &self,
+        request: Request<v1::DeleteTopicRequest>,
+    ) -> Result<Response<v1::DeleteTopicResponse>, Status> {
+        let name = request.into_inner().name;
+        self.fake.change(|state| {
+            state.cluster_index += 1;
+            let gone = state.topics.remove(&name);
+            let error = gone.is_none().then(|| v1::Error {
+                authoritative: true,
+                ..error(ErrorCode::UnknownTopic)
+            });
+            Ok(Response::new(v1::DeleteTopicResponse {
+                cluster_index: state.cluster_index,
+                error,
+            }))
+        })
+    }
+}

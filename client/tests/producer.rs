@@ -1,0 +1,455 @@
+//! The producer against brokers that fail in the ways that lose, double or reorder records.
+
+mod fake;
+
+use std::time::Duration;
+
+use fake::{Fake, Produce, TOPIC, error, not_leader};
+use futures::future::join_all;
+use qute_client::{Error, ErrorKind, Outcome, Producer, ProducerConfig, Record, Ticket};
+use qute_proto::v1::ErrorCode;
+
+fn record(value: impl std::fmt::Display) -> Record {
+    Record::to(TOPIC).key("k").value(value.to_string())
+}
+
+async fn enqueue(producer: &Producer, values: std::ops::Range<u32>) -> Vec<Ticket> {
+    let mut tickets = Vec::new();
+    for value in values {
+        tickets.push(producer.enqueue(record(value)).await.unwrap());
+    }
+    tickets
+}
+
+fn expected(values: std::ops::Range<u32>) -> Vec<String> {
+    values.map(|value| value.to_string()).collect()
+}
+
+/// Small batches, so that several are in flight.
+fn small_batches() -> ProducerConfig {
+    ProducerConfig::default().batch_bytes(1024)
+}
+
+#[tokio::test]
+async fn producer_reply_cut_after_commit_gets_the_original_offset() {
+    let fake = Fake::start(1, 1).await;
+    let mut cuts = 1;
+    fake.on_produce(move |_, _| {
+        if cuts > 0 {
+            cuts -= 1;
+            return Produce::ServeThenCut;
+        }
+        Produce::Serve
+    });
+    let producer = fake
+        .client()
+        .await
+        .producer(ProducerConfig::default())
+        .unwrap();
+    let written = producer.send(record("a")).await.unwrap();
+    assert_eq!(written.offset, 0);
+    assert_eq!(fake.values(0), ["a"]);
+    // The same sequence twice: the retry was recognized, not written again.
+    assert_eq!(fake.requests(), [(1, 0, 0), (1, 0, 0)]);
+}
+
+#[tokio::test]
+async fn producer_streams_cut_again_and_again_keep_order_without_loss_or_doubles() {
+    let fake = Fake::start(1, 1).await;
+    let mut count = 0;
+    fake.on_produce(move |_, _| {
+        count += 1;
+        match count % 7 {
+            3 => Produce::ServeThenCut,
+            5 => Produce::Refuse(error(ErrorCode::NotReady)),
+            _ => Produce::Serve,
+        }
+    });
+    let producer = fake.client().await.producer(small_batches()).unwrap();
+    let tickets = enqueue(&producer, 0..1500).await;
+    for (number, ticket) in tickets.into_iter().enumerate() {
+        assert_eq!(ticket.await.unwrap().offset, number as u64);
+    }
+    assert_eq!(fake.values(0), expected(0..1500));
+    let report = producer.close(Duration::from_secs(5)).await;
+    assert_eq!(
+        (report.delivered, report.not_written, report.unknown),
+        (1500, 0, 0)
+    );
+}
+
+#[tokio::test]
+async fn not_leader_hint_of_the_same_epoch_does_not_ping_pong() {
+    let fake = Fake::start(2, 1).await;
+    let mut refusals = 6;
+    // Each names the other, at the epoch that is known already.
+    fake.on_produce(move |broker, _| {
+        if refusals > 0 {
+            refusals -= 1;
+            return Produce::Refuse(not_leader(3 - broker, 5));
+        }
+        Produce::Serve
+    });
+    let producer = fake
+        .client()
+        .await
+        .producer(ProducerConfig::default())
+        .unwrap();
+    producer.send(record("a")).await.unwrap();
+    let asked: Vec<u64> = fake.requests().iter().map(|request| request.0).collect();
+    assert_eq!(asked, [1; 7], "only the leader of the known epoch is asked");
+}
+
+#[tokio::test]
+async fn not_leader_hint_of_a_newer_epoch_is_followed_at_once() {
+    let fake = Fake::start(2, 1).await;
+    fake.on_produce(|broker, _| match broker {
+        1 => Produce::Refuse(not_leader(2, 6)),
+        _ => Produce::Serve,
+    });
+    // Not told to the watchers: the hint alone has to do.
+    let client = fake.client().await;
+    fake.state.lock().partition(0).leader = (2, 6);
+    let producer = client.producer(ProducerConfig::default()).unwrap();
+    assert_eq!(producer.send(record("a")).await.unwrap().offset, 0);
+    let asked: Vec<u64> = fake.requests().iter().map(|request| request.0).collect();
+    assert_eq!(asked, [1, 2]);
+}
+
+#[tokio::test]
+async fn frozen_leader_is_left_as_soon_as_a_newer_epoch_is_known() {
+    let fake = Fake::start(2, 1).await;
+    fake.on_produce(|broker, _| match broker {
+        1 => Produce::Swallow,
+        _ => Produce::Serve,
+    });
+    let producer = fake.client().await.producer(small_batches()).unwrap();
+    let tickets = enqueue(&producer, 0..200).await;
+    wait_for(|| !fake.requests().is_empty()).await;
+    fake.set_leader(0, 2, 6);
+    for ticket in tickets {
+        ticket.await.unwrap();
+    }
+    assert_eq!(fake.values(0), expected(0..200));
+}
+
+#[tokio::test]
+async fn leader_changes_under_load_keep_order_without_loss_or_doubles() {
+    let fake = Fake::start(3, 1).await;
+    let mut count = 0;
+    fake.on_produce(move |_, _| {
+        count += 1;
+        if count % 11 == 0 {
+            Produce::ServeThenCut
+        } else {
+            Produce::Serve
+        }
+    });
+    let producer = fake.client().await.producer(small_batches()).unwrap();
+    let mut tickets = Vec::new();
+    for round in 0..10 {
+        tickets.extend(enqueue(&producer, round * 100..(round + 1) * 100).await);
+        let round = u64::from(round);
+        fake.set_leader(0, round % 3 + 1, 6 + round);
+    }
+    for ticket in join_all(tickets).await {
+        ticket.unwrap();
+    }
+    assert_eq!(fake.values(0), expected(0..1000));
+}
+
+#[tokio::test]
+async fn s12_unknown_producer_goes_on_under_a_new_epoch() {
+    let fake = Fake::start(1, 1).await;
+    let mut forgotten = false;
+    fake.on_produce(move |_, header| {
+        if header.producer.base_sequence == 1 && !forgotten {
+            forgotten = true;
+            return Produce::Refuse(error(ErrorCode::UnknownProducer));
+        }
+        Produce::Serve
+    });
+    let producer = fake
+        .client()
+        .await
+        .producer(ProducerConfig::default())
+        .unwrap();
+    producer.send(record("a")).await.unwrap();
+    // Refused at its first attempt: certainly not written, so it may go under the new epoch.
+    assert_eq!(producer.send(record("b")).await.unwrap().offset, 1);
+    assert_eq!(fake.requests(), [(1, 0, 0), (1, 0, 1), (1, 1, 0)]);
+    assert_eq!(fake.values(0), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn s12_unknown_producer_in_doubt_ends_unknown_and_the_client_goes_on() {
+    let fake = Fake::start(1, 1).await;
+    let mut seen = 0;
+    fake.on_produce(move |_, header| {
+        if header.producer.base_sequence != 1 || header.producer.epoch != 0 {
+            return Produce::Serve;
+        }
+        seen += 1;
+        match seen {
+            1 => Produce::Refuse(error(ErrorCode::OutcomeUnknown)),
+            _ => Produce::Refuse(error(ErrorCode::UnknownProducer)),
+        }
+    });
+    let producer = fake
+        .client()
+        .await
+        .producer(ProducerConfig::default())
+        .unwrap();
+    producer.send(record("a")).await.unwrap();
+    let lost = producer.send(record("b")).await.unwrap_err();
+    assert_eq!(
+        (lost.kind(), lost.outcome()),
+        (ErrorKind::ProducerReset, Some(Outcome::Unknown))
+    );
+    producer.send(record("c")).await.unwrap();
+    assert_eq!(fake.values(0), ["a", "c"]);
+}
+
+#[tokio::test]
+async fn final_refusal_ends_its_batch_alone() {
+    let fake = Fake::start(1, 1).await;
+    fake.on_produce(|_, header| {
+        if header.producer.epoch == 0 && header.producer.base_sequence == 1 {
+            return Produce::Refuse(error(ErrorCode::RecordTooLarge));
+        }
+        Produce::Serve
+    });
+    let producer = fake
+        .client()
+        .await
+        .producer(ProducerConfig::default())
+        .unwrap();
+    producer.send(record("a")).await.unwrap();
+    let refused = producer.send(record("b")).await.unwrap_err();
+    assert_eq!(
+        (refused.kind(), refused.outcome(), refused.partition()),
+        (
+            ErrorKind::RecordTooLarge,
+            Some(Outcome::NotWritten),
+            Some(0)
+        )
+    );
+    producer.send(record("c")).await.unwrap();
+    assert_eq!(fake.values(0), ["a", "c"]);
+}
+
+#[tokio::test]
+async fn delivery_timeout_tells_not_written_from_unknown() {
+    let fake = Fake::start(1, 2).await;
+    fake.on_produce(|_, _| Produce::Swallow);
+    fake.state.lock().partition(1).leader = (0, 0);
+    let config = ProducerConfig::default().delivery_timeout(Duration::from_millis(300));
+    let producer = fake.client().await.producer(config).unwrap();
+    let sent = producer.enqueue(record("a").partition(0)).await.unwrap();
+    let unsent = producer.enqueue(record("b").partition(1)).await.unwrap();
+    let outcome = |error: Error| (error.kind(), error.outcome());
+    assert_eq!(
+        outcome(sent.await.unwrap_err()),
+        (ErrorKind::Timeout, Some(Outcome::Unknown))
+    );
+    assert_eq!(
+        outcome(unsent.await.unwrap_err()),
+        (ErrorKind::Timeout, Some(Outcome::NotWritten))
+    );
+}
+
+#[tokio::test]
+async fn dropped_producer_resolves_every_ticket() {
+    let fake = Fake::start(1, 2).await;
+    fake.on_produce(|_, _| Produce::Swallow);
+    let client = fake.client().await;
+    let producer = client.producer(small_batches()).unwrap();
+    let tickets = enqueue(&producer, 0..500).await;
+    wait_for(|| !fake.requests().is_empty()).await;
+    drop(producer);
+    let mut outcomes = Vec::new();
+    for ticket in tickets {
+        let error = ticket.await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        outcomes.push(error.outcome().unwrap());
+    }
+    assert_eq!(outcomes[0], Outcome::Unknown);
+    assert_eq!(outcomes[499], Outcome::NotWritten);
+}
+
+#[tokio::test]
+async fn closed_producer_reports_and_takes_nothing_more() {
+    let fake = Fake::start(1, 1).await;
+    fake.on_produce(|_, header| {
+        if header.producer.base_sequence == 0 {
+            Produce::Serve
+        } else {
+            Produce::Swallow
+        }
+    });
+    let producer = fake
+        .client()
+        .await
+        .producer(ProducerConfig::default())
+        .unwrap();
+    producer.send(record("a")).await.unwrap();
+    let ticket = producer.enqueue(record("b")).await.unwrap();
+    let other = producer.clone();
+    let report = producer.close(Duration::from_millis(200)).await;
+    assert_eq!(
+        (report.delivered, report.not_written, report.unknown),
+        (1, 0, 1)
+    );
+    assert!(report.first_error.is_some());
+    assert_eq!(ticket.await.unwrap_err().outcome(), Some(Outcome::Unknown));
+    let refused = other.enqueue(record("c")).await.unwrap_err();
+    assert_eq!(
+        (refused.kind(), refused.outcome()),
+        (ErrorKind::Closed, Some(Outcome::NotWritten))
+    );
+}
+
+#[tokio::test]
+async fn full_buffer_is_backpressure_and_a_stuck_partition_leaves_the_others_room() {
+    let fake = Fake::start(2, 2).await;
+    fake.state.lock().partition(1).leader = (2, 5);
+    fake.on_produce(|broker, _| {
+        if broker == 2 {
+            Produce::Swallow
+        } else {
+            Produce::Serve
+        }
+    });
+    let config = ProducerConfig::default()
+        .buffer_bytes(8 * 1024 * 1024)
+        .delivery_timeout(Duration::from_millis(500));
+    let producer = fake.client().await.producer(config).unwrap();
+    let big = || Record::to(TOPIC).value(vec![0u8; 900 * 1024]);
+    let mut tickets = Vec::new();
+    // Its part of the buffer takes two; the third waits, and fails with the deadline at the latest.
+    for _ in 0..2 {
+        tickets.push(producer.enqueue(big().partition(1)).await.unwrap());
+    }
+    let blocked = tokio::time::timeout(
+        Duration::from_millis(50),
+        producer.enqueue(big().partition(1)),
+    );
+    assert!(blocked.await.is_err(), "full: it waits");
+    for _ in 0..20 {
+        producer.send(big().partition(0)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn unknown_topic_and_partition_are_refused_by_the_word_of_the_controller() {
+    let fake = Fake::start(2, 1).await;
+    fake.state.lock().controller = 2;
+    let producer = fake
+        .client()
+        .await
+        .producer(ProducerConfig::default())
+        .unwrap();
+    let refused = producer
+        .send(Record::to("nope").value("x"))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (refused.kind(), refused.topic(), refused.outcome()),
+        (
+            ErrorKind::UnknownTopic,
+            Some("nope"),
+            Some(Outcome::NotWritten)
+        )
+    );
+    let refused = producer.send(record("x").partition(9)).await.unwrap_err();
+    assert_eq!(
+        (refused.kind(), refused.partition()),
+        (ErrorKind::UnknownPartition, Some(9))
+    );
+}
+
+#[tokio::test]
+async fn topic_deleted_under_way_ends_its_tickets_and_its_successor_starts_afresh() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    let producer = client.producer(ProducerConfig::default()).unwrap();
+    producer.send(record("a")).await.unwrap();
+    fake.on_produce(|_, _| Produce::Refuse(error(ErrorCode::UnknownTopic)));
+    fake.change(|state| {
+        state.topics.remove(TOPIC);
+        state.cluster_index += 1;
+    });
+    let gone = producer.send(record("b")).await.unwrap_err();
+    assert_eq!(
+        (gone.kind(), gone.outcome()),
+        (ErrorKind::UnknownTopic, Some(Outcome::NotWritten))
+    );
+    fake.on_produce(|_, _| Produce::Serve);
+    client
+        .create_topic(qute_client::TopicSpec::new(TOPIC).partitions(1))
+        .await
+        .unwrap();
+    assert_eq!(producer.send(record("c")).await.unwrap().offset, 0);
+}
+
+#[tokio::test]
+async fn duplicate_beyond_the_table_is_told_as_stored() {
+    let fake = Fake::start(1, 1).await;
+    fake.on_produce(|_, _| Produce::Refuse(error(ErrorCode::DuplicateSequence)));
+    let producer = fake
+        .client()
+        .await
+        .producer(ProducerConfig::default())
+        .unwrap();
+    let told = producer.send(record("a")).await.unwrap_err();
+    assert_eq!(
+        (told.kind(), told.outcome()),
+        (ErrorKind::OffsetUnknown, Some(Outcome::Ok))
+    );
+}
+
+#[tokio::test]
+async fn record_over_its_limit_is_refused_before_it_is_taken_in() {
+    let fake = Fake::start(1, 1).await;
+    let producer = fake
+        .client()
+        .await
+        .producer(ProducerConfig::default())
+        .unwrap();
+    let over = Record::to(TOPIC).value(vec![0u8; 1024 * 1024 + 1]);
+    let refused = producer.send(over).await.unwrap_err();
+    assert_eq!(
+        (refused.kind(), refused.outcome()),
+        (ErrorKind::RecordTooLarge, Some(Outcome::NotWritten))
+    );
+    assert!(fake.requests().is_empty());
+}
+
+#[tokio::test]
+async fn flush_waits_for_everything_taken_in_before() {
+    let fake = Fake::start(1, 3).await;
+    let config = ProducerConfig::default().linger(Duration::from_secs(60));
+    let producer = fake.client().await.producer(config).unwrap();
+    for value in 0..300u32 {
+        let ticket = producer
+            .enqueue(Record::to(TOPIC).key(value.to_string()).value("x"))
+            .await;
+        drop(ticket.unwrap());
+    }
+    assert!(fake.requests().is_empty(), "they linger");
+    producer.flush().await;
+    let stored: usize = (0..3).map(|partition| fake.values(partition).len()).sum();
+    assert_eq!(stored, 300);
+    assert_eq!(producer.report().delivered, 300);
+}
+
+async fn wait_for(condition: impl Fn() -> bool) {
+    let waiting = async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), waiting)
+        .await
+        .expect("condition in time");
+}
