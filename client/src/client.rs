@@ -90,7 +90,6 @@ impl Client {
     }
 
     /// Prepares a consumer of `topic`; see [`ConsumerBuilder`].
-    #[must_use]
     pub fn consumer(&self, topic: impl Into<Arc<str>>) -> ConsumerBuilder {
         ConsumerBuilder::new(Arc::clone(&self.shared), topic.into())
     }

@@ -1,5 +1,12 @@
 //! The producer against brokers that fail in the ways that lose, double or reorder records.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::cast_possible_truncation,
+    reason = "test code"
+)]
+
 mod fake;
 
 use std::time::Duration;

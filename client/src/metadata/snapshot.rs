@@ -244,7 +244,10 @@ mod tests {
         TopicId(uuid::Uuid::from_u128(n))
     }
 
-    fn response(index: u64, topics: &[(&str, u128, &[(u64, u64)])]) -> v1::MetadataResponse {
+    /// Name, id, and leader with epoch per partition.
+    type TopicSketch<'a> = (&'a str, u128, &'a [(u64, u64)]);
+
+    fn response(index: u64, topics: &[TopicSketch<'_>]) -> v1::MetadataResponse {
         v1::MetadataResponse {
             cluster_id: cluster().to_wire(),
             cluster_index: index,

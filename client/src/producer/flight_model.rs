@@ -21,7 +21,7 @@ struct Request {
 
 #[derive(Debug, Clone)]
 enum Answer {
-    Written { offset: u64 },
+    Written { offset: usize },
     Refused(Refusal),
 }
 
@@ -39,7 +39,7 @@ struct Stream {
 struct Table {
     epoch: u32,
     next_sequence: u64,
-    last: VecDeque<(u64, u64)>,
+    last: VecDeque<(u64, usize)>,
 }
 
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
@@ -180,7 +180,7 @@ impl World {
         if key.sequence != table.next_sequence {
             return Answer::Refused(Refusal::OutOfOrder);
         }
-        let offset = self.log.len() as u64;
+        let offset = self.log.len();
         self.log.push(request.id);
         table.next_sequence += u64::from(RECORDS);
         table.last.push_back((key.sequence, offset));
@@ -202,7 +202,7 @@ impl World {
             Answer::Written { offset } => {
                 if let Some(id) = self.flight.acknowledge(key) {
                     self.out_of_order = 0;
-                    assert_eq!(self.log[offset as usize], id, "acknowledged at its offset");
+                    assert_eq!(self.log[offset], id, "acknowledged at its offset");
                     self.resolve(id, Fate::Written);
                 }
             }
@@ -244,7 +244,7 @@ impl World {
         let stream = &mut self.streams[at];
         stream.broken = true;
         stream.answers.clear();
-        if arg % 2 == 0 {
+        if arg.is_multiple_of(2) {
             stream.requests.clear();
         }
         // Every request without an answer is told so, as the link does: they all lead here.
@@ -253,7 +253,7 @@ impl World {
 
     fn change_leader(&mut self, arg: u8) {
         self.term += 1;
-        if arg % 2 == 0 {
+        if arg.is_multiple_of(2) {
             // The client hears of it before the old leader answers.
             self.end_round();
         }
@@ -273,7 +273,7 @@ impl World {
     }
 
     fn expire(&mut self, arg: u8) {
-        if arg % 4 == 0 && !self.flight.is_empty() {
+        if arg.is_multiple_of(4) && !self.flight.is_empty() {
             let lost = self.flight.give_up(1);
             self.lose(lost);
         }

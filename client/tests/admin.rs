@@ -1,0 +1,188 @@
+//! Administration, and connecting, against brokers that answer too late or not at all.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::cast_possible_truncation,
+    reason = "test code"
+)]
+
+mod fake;
+
+use std::time::{Duration, Instant};
+
+use fake::{Fake, TOPIC};
+use qute_client::{Client, ClientConfig, ErrorKind, OffsetSpec, Record, TopicSpec};
+
+/// An address that refuses connections.
+async fn refused_address() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+#[tokio::test]
+async fn connect_to_nobody_names_the_cause_for_each_endpoint() {
+    let (a, b) = (refused_address().await, refused_address().await);
+    let began = Instant::now();
+    let error = Client::connect(&format!("{a},{b}")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    let named: Vec<_> = error
+        .endpoints()
+        .iter()
+        .map(|f| f.endpoint.clone())
+        .collect();
+    assert!(named.contains(&a) && named.contains(&b), "{error}");
+    for failure in error.endpoints() {
+        assert!(failure.cause.contains("refused"), "{error}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn connect_tries_every_address_and_a_silent_one_does_not_hold_it_up() {
+    let fake = Fake::start(1, 1).await;
+    // Accepts connections and never says a word.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = silent
+        .local_addr()
+        .map(|address| (silent, address))
+        .unwrap();
+    let bootstrap = format!(
+        "{},{},{}",
+        silent.1,
+        refused_address().await,
+        fake.bootstrap()
+    );
+    let began = Instant::now();
+    let client = Client::connect(&bootstrap).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2));
+    assert_eq!(client.list_topics().await.unwrap()[0].name, TOPIC);
+}
+
+#[tokio::test]
+async fn create_topic_is_followed_to_the_controller_and_usable_at_once() {
+    let fake = Fake::start(3, 1).await;
+    fake.state.lock().controller = 3;
+    let client = fake.client().await;
+    let topic = client
+        .create_topic(TopicSpec::new("new").partitions(3))
+        .await
+        .unwrap();
+    assert_eq!(topic.partitions.len(), 3);
+    assert!(
+        topic
+            .partitions
+            .iter()
+            .all(|partition| partition.leader.is_some())
+    );
+    let producer = client.producer(Default::default()).unwrap();
+    producer.send(Record::to("new").value("x")).await.unwrap();
+    let exists = client
+        .create_topic(TopicSpec::new("new"))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (exists.kind(), exists.topic()),
+        (ErrorKind::TopicExists, Some("new"))
+    );
+}
+
+#[tokio::test]
+async fn create_topic_whose_answer_is_lost_counts_as_created() {
+    let fake = Fake::start(1, 1).await;
+    fake.state.lock().cut_create = true;
+    let client = fake.client().await;
+    let topic = client
+        .create_topic(TopicSpec::new("new").partitions(2))
+        .await
+        .unwrap();
+    assert_eq!((topic.name.as_str(), topic.partitions.len()), ("new", 2));
+}
+
+#[tokio::test]
+async fn create_topic_of_a_bad_name_asks_nobody() {
+    let client = Client::lazy(ClientConfig::new(&refused_address().await).unwrap()).unwrap();
+    for name in ["", ".", "..", "__x", "a/b", "../x"] {
+        let refused = client.create_topic(TopicSpec::new(name)).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidTopicName, "{name:?}");
+    }
+}
+
+#[tokio::test]
+async fn describe_topic_gives_leaders_and_offsets_and_deleted_ones_are_unknown() {
+    let fake = Fake::start(2, 2).await;
+    fake.state.lock().partition(1).leader = (0, 0);
+    let client = fake.client().await;
+    let producer = client.producer(Default::default()).unwrap();
+    producer
+        .send(Record::to(TOPIC).partition(0).value("x"))
+        .await
+        .unwrap();
+    let topic = client.describe_topic(TOPIC).await.unwrap();
+    let (first, second) = (&topic.partitions[0], &topic.partitions[1]);
+    assert_eq!(
+        (first.log_start_offset, first.high_watermark),
+        (Some(0), Some(1))
+    );
+    assert_eq!((second.leader, second.high_watermark), (None, None));
+    client.delete_topic(TOPIC).await.unwrap();
+    let unknown = client.describe_topic(TOPIC).await.unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::UnknownTopic);
+    let unknown = client.delete_topic(TOPIC).await.unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::UnknownTopic);
+}
+
+#[tokio::test]
+async fn cluster_info_takes_one_round_whoever_is_silent() {
+    let fake = Fake::start(2, 1).await;
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let bootstrap = format!("{},{}", silent.local_addr().unwrap(), fake.bootstrap());
+    let client = Client::lazy(ClientConfig::new(&bootstrap).unwrap()).unwrap();
+    let began = Instant::now();
+    let info = client.cluster_info().await.unwrap();
+    assert!(info.is_complete());
+    assert_eq!(client.brokers().await.unwrap().len(), 2);
+    assert!(began.elapsed() < Duration::from_secs(3));
+    let nobody =
+        Client::lazy(ClientConfig::new(&silent.local_addr().unwrap().to_string()).unwrap());
+    let began = Instant::now();
+    let error = nobody.unwrap().cluster_info().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    assert!(began.elapsed() < Duration::from_millis(3500));
+}
+
+#[tokio::test]
+async fn list_offsets_follows_leaders_that_move() {
+    let fake = Fake::start(2, 2).await;
+    let client = fake.client().await;
+    fake.state.lock().partition(1).leader = (2, 6);
+    let listed = client
+        .list_offsets(TOPIC, &[(1, OffsetSpec::End), (0, OffsetSpec::Start)])
+        .await
+        .unwrap();
+    let numbers: Vec<_> = listed
+        .iter()
+        .map(|offset| (offset.partition, offset.leader_epoch))
+        .collect();
+    assert_eq!(numbers, [(1, 6), (0, 5)]);
+}
+
+#[tokio::test]
+async fn s28_other_cluster_at_a_known_address_is_not_believed() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    fake.change(|state| {
+        state.cluster_id = qute_client::ClusterId::random();
+        state.topics.clear();
+        state.cluster_index += 100;
+    });
+    let error = client.list_offsets("other", &[(0, OffsetSpec::End)]);
+    let error = tokio::time::timeout(Duration::from_secs(8), error)
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::WrongCluster | ErrorKind::Timeout),
+        "{error}"
+    );
+}
