@@ -2,22 +2,36 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | [`reconciler`] | opens, closes and deletes replicas as decided |
-//! | [`leaders`] | who leads which group, as heard of |
+//! | [`facade`] | [`Controller`]: all of it put together, start to shutdown |
+//! | [`forming`] | how a broker comes to belong to a cluster (S21) |
 //! | [`state`] | the pure state machine over `ClusterCommand` |
 //! | [`view`] | the immutable picture that it publishes |
 //! | [`settings`] | topic settings: keys, values, defaults |
-//! | [`calls`] | unary calls to other brokers, with deadlines |
-//! | [`book`] | where brokers were last heard to be |
-//! | [`forming`] | how a broker comes to belong to a cluster (S21)
 //! | [`placement`] | where replicas go: pure functions |
+//! | [`topics`] | creating and deleting topics at the leader |
+//! | [`proposer`] | commands on their way to the leader |
+//! | [`duties`] | what falls to the leader, and to members at their start |
+//! | [`reconciler`] | opens, closes and deletes replicas as decided |
+//! | [`hosting`] | the reconciler's seam to the partition layer |
+//! | [`leaders`] | who leads which group, as heard of |
+//! | [`contact`] | finding each other again after ports have changed |
+//! | [`book`] | where brokers were last heard to be |
+//! | [`calls`] | unary calls to other brokers, with deadlines |
 
 pub mod book;
 pub mod calls;
+pub mod contact;
+pub mod duties;
+pub mod facade;
 pub mod forming;
+pub mod hosting;
 pub mod leaders;
 pub mod placement;
+pub mod proposer;
 pub mod reconciler;
 pub mod settings;
 pub mod state;
+pub mod topics;
 pub mod view;
+
+pub use facade::{Controller, ControllerConfig, Foundation, StartError};

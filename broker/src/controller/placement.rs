@@ -84,6 +84,20 @@ pub fn candidates(view: &ClusterView, alive: impl Fn(BrokerId) -> bool) -> Vec<C
         .collect()
 }
 
+/// Checks numbers without looking at any broker.
+///
+/// # Errors
+/// Numbers that make no sense.
+pub fn check(partitions: u32, replicas: u32) -> Result<(), PlacementError> {
+    if replicas.is_multiple_of(2) || replicas > REPLICAS_MAX {
+        return Err(PlacementError::Replicas(replicas));
+    }
+    if partitions == 0 || partitions > PARTITIONS_MAX {
+        return Err(PlacementError::Partitions(partitions));
+    }
+    Ok(())
+}
+
 /// Brokers for each of `partitions` partitions; the first of each is the preferred leader.
 ///
 /// # Errors
@@ -94,12 +108,7 @@ pub fn place(
     partitions: u32,
     replicas: u32,
 ) -> Result<Vec<Vec<BrokerId>>, PlacementError> {
-    if replicas % 2 == 0 || replicas > REPLICAS_MAX {
-        return Err(PlacementError::Replicas(replicas));
-    }
-    if partitions == 0 || partitions > PARTITIONS_MAX {
-        return Err(PlacementError::Partitions(partitions));
-    }
+    check(partitions, replicas)?;
     let not_enough = PlacementError::NotEnoughBrokers {
         wanted: replicas,
         alive: candidates.len(),

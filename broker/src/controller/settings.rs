@@ -6,7 +6,7 @@
 //! | key | accepts | acted upon |
 //! | --- | --- | --- |
 //! | `segment_bytes` | 64 KiB to 1 GiB | yes |
-//! | `record_bytes_max` | 1 byte to 4 MiB | yes |
+//! | `record_bytes_max` | 1 byte to 1 MiB | yes |
 //! | `durability` | `disk` | yes; `memory` is refused until replicas can be rebuilt (S9) |
 //! | `timestamp` | `create` | yes: records keep their producer's time |
 //! | `cleanup` | `delete` | yes; `compact` is refused until compaction exists |
@@ -137,7 +137,7 @@ fn normal_value(key: &str, value: &str) -> Result<String, SettingsError> {
     };
     match key {
         "segment_bytes" => within(size(value), 64 * KIB, GIB, "64KiB to 1GiB"),
-        "record_bytes_max" => within(size(value), 1, 4 * MIB, "1 byte to 4MiB"),
+        "record_bytes_max" => within(size(value), 1, MIB, "1 byte to 1MiB"),
         "segment_ms" => within(
             duration_ms(value),
             1000,
@@ -263,7 +263,7 @@ mod tests {
             ("segment_bytes", "99999999999999999999GiB"),
             ("segment_bytes", "1MB"),
             ("record_bytes_max", "0"),
-            ("record_bytes_max", "5MiB"),
+            ("record_bytes_max", "2MiB"),
             ("retention_ms", "soon"),
             ("retention_ms", "-2"),
             ("durability", "memory"),

@@ -27,6 +27,8 @@ use tokio::sync::watch;
 
 use super::placement::{self, PARTITIONS_MAX};
 use super::settings::TopicSettings;
+use crate::raft;
+
 use super::view::{Assignment, Broker, ClusterView, Placement, Tombstone, Topic};
 
 /// A checkpoint that can't be read: written by a newer version, or damaged.
@@ -405,6 +407,29 @@ impl ClusterState {
         self.view = Arc::new(view);
         self.publish();
         Ok(())
+    }
+}
+
+impl raft::StateMachine for ClusterState {
+    fn apply(&mut self, entry: &raft::AppliedEntry) -> Bytes {
+        match entry.kind {
+            raft::EntryKind::Command => {
+                let reply = self.apply_command(entry.index, &entry.payload);
+                reply.encode_to_vec().into()
+            }
+            raft::EntryKind::Batch | raft::EntryKind::Blank | raft::EntryKind::Membership => {
+                self.advance(entry.index);
+                Bytes::new()
+            }
+        }
+    }
+
+    fn checkpoint(&self) -> Bytes {
+        Self::checkpoint(self)
+    }
+
+    fn restore(&mut self, checkpoint: &[u8]) -> Result<(), raft::RestoreError> {
+        Self::restore(self, checkpoint).map_err(|error| raft::RestoreError::new(error.to_string()))
     }
 }
 

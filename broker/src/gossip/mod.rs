@@ -2,7 +2,7 @@
 //!
 //! One task ([`Gossip::start`]) owns the socket, foca and its timers. It publishes a
 //! [`Members`] picture in a watch whenever something changed. The layer above tells it which
-//! brokers exist and where ([`Gossip::introduce`]); it keeps announcing itself to those that it
+//! brokers exist and where ([`Introducer::introduce`]); it keeps announcing itself to those that it
 //! does not know as alive.
 //!
 //! A killed broker is suspected within two probe periods and given up [`SUSPICION`] later: about
@@ -92,6 +92,7 @@ pub struct Local {
     pub address: SocketAddr,
 }
 
+#[derive(Debug)]
 enum Request {
     Introduce(Vec<Peer>),
     Leave(oneshot::Sender<()>),
@@ -131,13 +132,12 @@ impl Gossip {
         self.members.clone()
     }
 
-    /// Replaces the list of brokers that ought to be known.
-    ///
-    /// # Cancel safety
-    /// A dropped call may not have been heard.
-    pub async fn introduce(&self, peers: Vec<Peer>) {
-        // A stopped task has nobody to introduce anybody to.
-        let _ = self.requests.send(Request::Introduce(peers)).await;
+    /// What tells this task of other brokers.
+    #[must_use]
+    pub fn introducer(&self) -> Introducer {
+        Introducer {
+            requests: self.requests.clone().downgrade(),
+        }
     }
 
     /// Tells the others that this broker goes, and stops.
@@ -145,6 +145,25 @@ impl Gossip {
         let (done, told) = oneshot::channel();
         if self.requests.send(Request::Leave(done)).await.is_ok() {
             let _ = told.await;
+        }
+    }
+}
+
+/// Tells a gossip task which brokers exist. Does not keep it running.
+#[derive(Clone, Debug)]
+pub struct Introducer {
+    requests: mpsc::WeakSender<Request>,
+}
+
+impl Introducer {
+    /// Replaces the list of brokers that ought to be known.
+    ///
+    /// # Cancel safety
+    /// A dropped call may not have been heard.
+    pub async fn introduce(&self, peers: Vec<Peer>) {
+        // A stopped task has nobody to introduce anybody to.
+        if let Some(requests) = self.requests.upgrade() {
+            let _ = requests.send(Request::Introduce(peers)).await;
         }
     }
 }
@@ -422,8 +441,8 @@ mod tests {
         let (a, peer_a) = start(1, 1, 1).await;
         let (b, _) = start(1, 2, 1).await;
         let (c, _) = start(1, 3, 1).await;
-        b.introduce(vec![peer_a]).await;
-        c.introduce(vec![peer_a]).await;
+        b.introducer().introduce(vec![peer_a]).await;
+        c.introducer().introduce(vec![peer_a]).await;
         sees(&a, 2, Liveness::Alive, 1).await;
         sees(&b, 3, Liveness::Alive, 1).await;
         sees(&c, 2, Liveness::Alive, 1).await;
@@ -433,13 +452,13 @@ mod tests {
     async fn broker_that_leaves_is_dead_at_once_and_alive_after_its_restart() {
         let (a, peer_a) = start(1, 1, 1).await;
         let (b, peer_b) = start(1, 2, 1).await;
-        a.introduce(vec![peer_b]).await;
+        a.introducer().introduce(vec![peer_b]).await;
         sees(&a, 2, Liveness::Alive, 1).await;
         sees(&b, 1, Liveness::Alive, 1).await;
         b.leave().await;
         sees(&a, 2, Liveness::Dead, 1).await;
         let (b, _) = start(1, 2, 2).await;
-        b.introduce(vec![peer_a]).await;
+        b.introducer().introduce(vec![peer_a]).await;
         sees(&a, 2, Liveness::Alive, 2).await;
         sees(&b, 1, Liveness::Alive, 1).await;
     }
@@ -448,10 +467,10 @@ mod tests {
     async fn killed_broker_is_found_dead_within_seconds() {
         let (a, _) = start(1, 1, 1).await;
         let (b, peer_b) = start(1, 2, 1).await;
-        a.introduce(vec![peer_b]).await;
+        a.introducer().introduce(vec![peer_b]).await;
         sees(&a, 2, Liveness::Alive, 1).await;
         drop(b);
-        a.introduce(vec![]).await;
+        a.introducer().introduce(vec![]).await;
         let killed = Instant::now();
         sees(&a, 2, Liveness::Dead, 1).await;
         let took = killed.elapsed();
@@ -462,7 +481,7 @@ mod tests {
     async fn strangers_and_noise_are_dropped_and_gossip_goes_on() {
         let (a, peer_a) = start(1, 1, 1).await;
         let (stranger, _) = start(2, 9, 1).await;
-        stranger.introduce(vec![peer_a]).await;
+        stranger.introducer().introduce(vec![peer_a]).await;
         let noise = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         for length in [0, 1, 23, 24, 25, 1304, 1305, 4000] {
             noise
@@ -471,7 +490,7 @@ mod tests {
                 .unwrap();
         }
         let (b, _) = start(1, 2, 1).await;
-        b.introduce(vec![peer_a]).await;
+        b.introducer().introduce(vec![peer_a]).await;
         sees(&a, 2, Liveness::Alive, 1).await;
         assert!(!a.members().borrow().contains_key(&BrokerId(9)));
         assert!(stranger.members().borrow().is_empty());

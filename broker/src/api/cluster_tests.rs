@@ -1,0 +1,422 @@
+//! Whole brokers without their client side, over real stores and sockets: forming, joining,
+//! topics, restarts with other ports, copies.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use qute_proto::internal::peer_server::PeerServer;
+use qute_proto::v1::cluster_client::ClusterClient;
+use qute_proto::v1::cluster_server::ClusterServer;
+use tokio::net::UdpSocket;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Channel;
+
+use super::super::peer::PeerApi;
+use super::*;
+use crate::controller::{ControllerConfig, Foundation};
+use crate::env::SystemClock;
+use crate::partition::registry::Replicas;
+use crate::raft::{Groups, GroupsConfig, Identity, Peers};
+use crate::storage::{Store, StoreConfig};
+
+const LONG: Duration = Duration::from_secs(60);
+
+struct Node {
+    controller: Controller,
+    replicas: Replicas,
+    groups: Groups,
+    peers: Peers,
+    store: Store,
+    stop: CancellationToken,
+    server: tokio::task::JoinHandle<()>,
+}
+
+/// Listening, but not started: so that all addresses are known first.
+struct Seat {
+    listener: std::net::TcpListener,
+    address: String,
+}
+
+fn seat() -> Seat {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    Seat { listener, address }
+}
+
+async fn start(dir: &Path, seat: Seat, seeds: &[String], expect: u32) -> Node {
+    let dir = dir.to_path_buf();
+    let store = tokio::task::spawn_blocking(move || Store::open(StoreConfig::new(dir)))
+        .await
+        .unwrap()
+        .unwrap();
+    let peers = Peers::new(Identity {
+        broker: store.identity(),
+        boot: store.boot(),
+        process: rand::random::<u64>().max(1),
+    });
+    let groups = Groups::new(store.clone(), peers.clone(), GroupsConfig::default());
+    let clock: Arc<dyn crate::env::Clock> = Arc::new(SystemClock);
+    let replicas = Replicas::new(groups.clone(), Arc::clone(&clock));
+    let gossip_socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let config = ControllerConfig {
+        name: seat.address.clone(),
+        client_address: seat.address.clone(),
+        peer_address: seat.address.clone(),
+        gossip_address: gossip_socket.local_addr().unwrap().to_string(),
+        rack: String::new(),
+        seeds: seeds.to_vec(),
+        expect,
+    };
+    let base = Foundation {
+        store: store.clone(),
+        peers: peers.clone(),
+        groups: groups.clone(),
+        replicas: replicas.clone(),
+        gossip_socket,
+        clock,
+    };
+    let controller = Controller::start(config, base).unwrap();
+    let stop = CancellationToken::new();
+    let listener = tokio::net::TcpListener::from_std(seat.listener).unwrap();
+    let services = tonic::transport::Server::builder()
+        .add_service(PeerServer::new(PeerApi::new(controller.clone())))
+        .add_service(ClusterServer::new(ClusterApi::new(
+            controller.clone(),
+            stop.clone(),
+        )));
+    let stopped = stop.clone();
+    let server = tokio::spawn(async move {
+        // Streams of a dead test node must not hold it up: dropped, not drained.
+        tokio::select! {
+            _ = services.serve_with_incoming(TcpListenerStream::new(listener)) => {}
+            () = stopped.cancelled() => {}
+        }
+    });
+    Node {
+        controller,
+        replicas,
+        groups,
+        peers,
+        store,
+        stop,
+        server,
+    }
+}
+
+impl Node {
+    async fn ready(&self) {
+        let deadline = tokio::time::Instant::now() + LONG;
+        loop {
+            let waits = self.controller.waits();
+            if waits.is_empty() {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{waits:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.server.await.unwrap();
+        self.controller.shutdown().await;
+        self.replicas.shutdown().await;
+        self.groups.close_all().await;
+        self.peers.shutdown().await;
+        self.store.shutdown().await;
+    }
+
+    fn id(&self) -> u64 {
+        self.controller.me().broker_id
+    }
+
+    async fn client(&self) -> ClusterClient<Channel> {
+        let address = &self.controller.me().client_address;
+        ClusterClient::connect(format!("http://{address}")).await.unwrap()
+    }
+
+    async fn metadata(&self, request: MetadataRequest) -> MetadataResponse {
+        self.client().await.metadata(request).await.unwrap().into_inner()
+    }
+
+    /// Waits until every partition of the topic has a leader, as this broker sees it.
+    async fn leaders(&self, topic: &str) -> Vec<u64> {
+        let deadline = tokio::time::Instant::now() + LONG;
+        loop {
+            let metadata = self.metadata(MetadataRequest::default()).await;
+            let found = metadata.topics.iter().find(|t| t.name == topic);
+            let leaders: Vec<u64> =
+                found.map(|t| t.partitions.iter().map(|p| p.leader).collect()).unwrap_or_default();
+            if !leaders.is_empty() && leaders.iter().all(|leader| *leader != 0) {
+                return leaders;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{metadata:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+struct Trio {
+    dirs: Vec<tempfile::TempDir>,
+    nodes: Vec<Node>,
+}
+
+async fn three() -> Trio {
+    let dirs: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
+    let mut trio = Trio {
+        dirs,
+        nodes: Vec::new(),
+    };
+    trio.start_all(3).await;
+    trio
+}
+
+impl Trio {
+    /// Starts all on new ports; seeds name the new ones.
+    async fn start_all(&mut self, expect: u32) {
+        let seats: Vec<_> = self.dirs.iter().map(|_| seat()).collect();
+        let seeds: Vec<_> = seats.iter().map(|seat| seat.address.clone()).collect();
+        for (dir, seat) in self.dirs.iter().zip(seats) {
+            self.nodes.push(start(dir.path(), seat, &seeds, expect).await);
+        }
+        for node in &self.nodes {
+            node.ready().await;
+        }
+    }
+
+    fn seeds(&self) -> Vec<String> {
+        self.nodes.iter().map(|n| n.controller.me().peer_address.clone()).collect()
+    }
+
+    async fn stop_all(&mut self) {
+        let nodes = std::mem::take(&mut self.nodes);
+        futures::future::join_all(nodes.into_iter().map(Node::stop)).await;
+    }
+
+    /// At whichever broker leads the controller.
+    async fn at_leader<T>(&self, call: impl AsyncFn(ClusterClient<Channel>) -> Result<T, v1::Error>) -> T {
+        let deadline = tokio::time::Instant::now() + LONG;
+        loop {
+            for node in &self.nodes {
+                match call(node.client().await).await {
+                    Ok(done) => return done,
+                    Err(error) => assert!(
+                        matches!(error.code(), ErrorCode::NotLeader | ErrorCode::NotReady),
+                        "{error:?}"
+                    ),
+                }
+            }
+            assert!(tokio::time::Instant::now() < deadline);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn create(&self, request: &CreateTopicRequest) -> (TopicInfo, u64) {
+        self.at_leader(async |mut client| {
+            let response = client.create_topic(request.clone()).await.unwrap().into_inner();
+            match response.error {
+                Some(error) => Err(error),
+                None => Ok((response.topic.unwrap(), response.cluster_index)),
+            }
+        })
+        .await
+    }
+}
+
+fn topic(name: &str, partitions: u32, replicas: u32) -> CreateTopicRequest {
+    CreateTopicRequest {
+        name: name.to_owned(),
+        partitions,
+        replicas,
+        config: HashMap::new(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_brokers_form_create_restart_with_other_ports_and_delete() {
+    let mut trio = three().await;
+    let ids: BTreeSet<_> = trio.nodes.iter().map(Node::id).collect();
+    assert_eq!(ids.len(), 3);
+    let (info, index) = trio.create(&topic("t", 6, 0)).await;
+    assert_eq!(info.partitions.len(), 6);
+    assert!(info.partitions.iter().all(|p| p.replicas.len() == 3));
+    let mut leaders = BTreeSet::new();
+    for node in &trio.nodes {
+        // S28: whoever is asked has caught up with the creation.
+        let request = MetadataRequest {
+            min_cluster_index: index,
+            ..MetadataRequest::default()
+        };
+        let metadata = node.metadata(request).await;
+        assert!(metadata.error.is_none() && metadata.cluster_index >= index);
+        assert_eq!(metadata.brokers.len(), 3);
+        leaders.extend(node.leaders("t").await);
+    }
+    // Spread: the first replicas of the placement lead.
+    assert_eq!(leaders, ids);
+
+    // All of them with other ports.
+    trio.stop_all().await;
+    trio.start_all(3).await;
+    for node in &trio.nodes {
+        node.leaders("t").await;
+    }
+    // One of them with another port, while the others stay and their seeds name the old one.
+    let moved = trio.nodes.remove(1);
+    let id = moved.id();
+    moved.stop().await;
+    let seeds = trio.seeds();
+    let moved = start(trio.dirs[1].path(), seat(), &seeds, 3).await;
+    moved.ready().await;
+    assert_eq!(moved.id(), id);
+    let address = moved.controller.me().client_address.clone();
+    trio.nodes.insert(1, moved);
+    for node in &trio.nodes {
+        let metadata = node.metadata(MetadataRequest::default()).await;
+        let info = metadata.brokers.iter().find(|b| b.broker_id == id).unwrap();
+        assert_eq!(info.address, address);
+        node.leaders("t").await;
+    }
+
+    trio.at_leader(async |mut client| {
+        let request = DeleteTopicRequest {
+            name: "t".to_owned(),
+        };
+        match client.delete_topic(request).await.unwrap().into_inner().error {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    })
+    .await;
+    // The files go, and the tombstones once each broker has reported it (S22).
+    let deadline = tokio::time::Instant::now() + LONG;
+    for node in &trio.nodes {
+        while node.store.replicas().len() > 1 || !node.controller.view().tombstones.is_empty() {
+            assert!(tokio::time::Instant::now() < deadline, "{:?}", node.controller.view());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    trio.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn newcomer_joins_and_a_copy_of_it_is_refused() {
+    let mut trio = three().await;
+    let dir = tempfile::tempdir().unwrap();
+    let seeds = trio.seeds();
+    let fourth = start(dir.path(), seat(), &seeds, 3).await;
+    fourth.ready().await;
+    let id = fourth.id();
+    assert_eq!(fourth.controller.view().brokers.len(), 4);
+    fourth.stop().await;
+
+    let copy = tempfile::tempdir().unwrap();
+    copy_dir(dir.path(), copy.path());
+    let original = start(dir.path(), seat(), &seeds, 3).await;
+    original.ready().await;
+    assert_eq!(original.id(), id);
+    // S23
+    let copied = start(copy.path(), seat(), &seeds, 3).await;
+    let mut fatal = copied.controller.watch_fatal();
+    let reason = tokio::time::timeout(LONG, fatal.wait_for(Option::is_some)).await;
+    let reason = reason.unwrap().unwrap().clone().unwrap();
+    assert!(reason.contains(&id.to_string()), "{reason}");
+    assert!(original.controller.watch_fatal().borrow().is_none());
+    copied.stop().await;
+    original.stop().await;
+    trio.stop_all().await;
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_dir(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), &target).unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_of_one_answers_typed_errors_and_pushes_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = start(dir.path(), seat(), &[], 0).await;
+    node.ready().await;
+    let mut client = node.client().await;
+    let mut pushed =
+        client.watch_metadata(WatchMetadataRequest {}).await.unwrap().into_inner();
+    let first = pushed.next().await.unwrap().unwrap();
+    assert!(first.topics.is_empty() && first.error.is_none());
+
+    let mut create = async |request: CreateTopicRequest| -> Option<ErrorCode> {
+        let response = client.create_topic(request).await.unwrap().into_inner();
+        response.error.map(|error| error.code())
+    };
+    for name in ["", ".", "..", "../x", "a/b", "__groups", "caf\u{e9}", &"x".repeat(250)] {
+        assert_eq!(create(topic(name, 1, 1)).await, Some(ErrorCode::InvalidTopicName), "{name}");
+    }
+    assert_eq!(create(topic("t", 1, 2)).await, Some(ErrorCode::InvalidArgument));
+    assert_eq!(create(topic("t", 5000, 1)).await, Some(ErrorCode::InvalidArgument));
+    assert_eq!(create(topic("t", 1, 3)).await, Some(ErrorCode::NotEnoughBrokers));
+    let mut unknown = topic("t", 1, 1);
+    unknown.config.insert("retention".to_owned(), "1".to_owned());
+    assert_eq!(create(unknown).await, Some(ErrorCode::InvalidArgument));
+    assert_eq!(create(topic("t", 0, 0)).await, None);
+    assert_eq!(create(topic("t", 0, 0)).await, Some(ErrorCode::TopicExists));
+    assert_eq!(node.leaders("t").await.len(), 6);
+
+    // Pushed until all leaders are known.
+    let complete = async {
+        loop {
+            let push = pushed.next().await.unwrap().unwrap();
+            if push.topics.iter().any(|t| t.partitions.iter().all(|p| p.leader != 0)) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(LONG, complete).await.unwrap();
+
+    let request = MetadataRequest {
+        authoritative: true,
+        topics: vec!["t".to_owned(), "unknown".to_owned()],
+        ..MetadataRequest::default()
+    };
+    let metadata = node.metadata(request).await;
+    assert!(metadata.authoritative && metadata.topics.len() == 1);
+    let mut client = node.client().await;
+    let request = DeleteTopicRequest {
+        name: "unknown".to_owned(),
+    };
+    let error = client.delete_topic(request).await.unwrap().into_inner().error.unwrap();
+    assert!(error.code() == ErrorCode::UnknownTopic && error.authoritative);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn broker_waiting_for_its_seeds_answers_not_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let gone = seat().address;
+    let node = start(dir.path(), seat(), &[gone.clone()], 2).await;
+    let metadata = node.metadata(MetadataRequest::default()).await;
+    assert_eq!(metadata.error.unwrap().code(), ErrorCode::NotReady);
+    let mut client = node.client().await;
+    let described =
+        client.describe_cluster(DescribeClusterRequest {}).await.unwrap().into_inner();
+    assert!(!described.formed);
+    let hello = client.hello(HelloRequest::default()).await.unwrap().into_inner();
+    assert!(hello.cluster_id.is_empty() && hello.broker_id == node.id());
+    let error = client.create_topic(topic("t", 1, 1)).await.unwrap().into_inner().error;
+    assert_eq!(error.unwrap().code(), ErrorCode::NotReady);
+    // The reason names the seed.
+    let deadline = tokio::time::Instant::now() + LONG;
+    while !node.controller.waits().iter().any(|wait| wait.contains(&gone)) {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", node.controller.waits());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    node.stop().await;
+}

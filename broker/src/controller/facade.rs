@@ -1,0 +1,705 @@
+//! The controller of one broker, put together.
+//!
+//! ```text
+//!  start ──> forming ──────────> running ─────────────────────────────> shutdown
+//!            Former::run         __cluster replica, gossip, contact,     tasks end, gossip says
+//!            (peer service       registration, duties, reconciler,       good-bye
+//!             answers)           leader hints
+//! ```
+//!
+//! Everything runs in tasks of one set that ends with [`Controller::shutdown`]; a task that
+//! panics makes the broker stop ([`Controller::watch_fatal`]).
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use qute_proto::ids::{BrokerId, PartitionId};
+use qute_proto::internal::{BrokerAddress, GroupLeader};
+use qute_proto::v1::{self, BrokerState};
+use tokio::net::UdpSocket;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use super::book::AddressBook;
+use super::calls::Calls;
+use super::contact::Contact;
+use super::duties;
+use super::forming::driver::{FormError, Former, Records};
+use super::forming::machine::Formed;
+use super::hosting::LocalReplicas;
+use super::leaders::{self, HintLink, Leaders};
+use super::proposer::{Proposer, Reporter};
+use super::reconciler::{self, Progress};
+use super::state::ClusterState;
+use super::topics;
+use super::view::{ClusterView, Topic};
+use crate::env::Clock;
+use crate::gossip::{self, Gossip, Liveness, Members};
+use crate::partition::Replicas;
+use crate::partition::directory::{LeaderDirectory, LeaderHint, Presence};
+use crate::raft::{GroupHandle, GroupId, GroupSpec, Groups, Peers};
+use crate::storage::{Durability, LogConfig, Store};
+
+/// Segments of internal topics.
+const CLUSTER_SEGMENT_BYTES: u64 = 16 << 20;
+/// A broker that gossip has not heard of counts as dead after this.
+const GOSSIP_GRACE: Duration = Duration::from_secs(5);
+/// Replicas opened at once that may wait to be followed.
+const OPENED_MAX: usize = 64;
+/// How long a metadata request waits for an index.
+const INDEX_DEADLINE: Duration = Duration::from_secs(10);
+/// Tasks that do not end are left behind after this.
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Who this broker is and whom it looks for.
+#[derive(Clone, Debug, Default)]
+pub struct ControllerConfig {
+    /// The name people see.
+    pub name: String,
+    /// Where clients reach this broker, `host:port`.
+    pub client_address: String,
+    /// Where brokers reach it over TCP.
+    pub peer_address: String,
+    /// Where gossip reaches it over UDP.
+    pub gossip_address: String,
+    /// Failure domain; may be empty.
+    pub rack: String,
+    /// TCP addresses of peers.
+    pub seeds: Vec<String>,
+    /// How many brokers found the cluster; 0: join only (with seeds).
+    pub expect: u32,
+}
+
+/// What the controller stands on.
+pub struct Foundation {
+    /// The data directory.
+    pub store: Store,
+    /// The other brokers.
+    pub peers: Peers,
+    /// The Raft groups.
+    pub groups: Groups,
+    /// The partitions.
+    pub replicas: Replicas,
+    /// Bound already.
+    pub gossip_socket: UdpSocket,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// The controller could not start; the text says what to do.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct StartError(#[from] FormError);
+
+struct Inner {
+    me: BrokerAddress,
+    started: Instant,
+    peers: Peers,
+    groups: Groups,
+    store: Store,
+    replicas: Replicas,
+    book: Arc<AddressBook>,
+    calls: Arc<Calls>,
+    former: Arc<Former>,
+    proposer: Arc<Proposer>,
+    leaders: Arc<Leaders>,
+    seeds: Vec<String>,
+    view: watch::Receiver<Arc<ClusterView>>,
+    cluster: watch::Sender<Option<GroupHandle>>,
+    members: watch::Sender<Arc<Members>>,
+    progress: watch::Sender<Progress>,
+    fatal: watch::Sender<Option<String>>,
+    // Taken once: by the task that opens the replica, and by shutdown.
+    machine: Mutex<Option<ClusterState>>,
+    gossip_socket: Mutex<Option<UdpSocket>>,
+    gossip: Mutex<Option<Gossip>>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// The controller of one broker. Cheap to clone; all clones are the same.
+#[derive(Clone)]
+pub struct Controller {
+    inner: Arc<Inner>,
+    // The tasks share `inner`, not this: they end with the last clone of the controller.
+    _running: Arc<DropGuard>,
+}
+
+impl Controller {
+    /// Reads what is stored about the cluster and starts forming, joining or running. Returns at
+    /// once: the gRPC listener must serve the peer service for anything to come of it.
+    ///
+    /// # Errors
+    /// The stored record can't be read.
+    pub fn start(config: ControllerConfig, base: Foundation) -> Result<Self, StartError> {
+        let identity = base.peers.identity();
+        let me = BrokerAddress {
+            broker_id: identity.broker.0,
+            name: config.name,
+            client_address: config.client_address,
+            peer_address: config.peer_address,
+            gossip_address: config.gossip_address,
+            rack: config.rack,
+            boot: identity.boot,
+            process_id: identity.process,
+        };
+        let book = Arc::new(AddressBook::new(identity.broker));
+        let calls = Arc::new(Calls::default());
+        let former = Former::open(
+            me.clone(),
+            base.peers.hello(),
+            config.seeds.clone(),
+            config.expect,
+            Arc::new(StoredRecords(base.store.clone())),
+            Arc::clone(&calls),
+            Arc::clone(&book),
+        )?;
+        let (machine, view) = ClusterState::new();
+        let cluster = watch::Sender::new(None);
+        let proposer = Proposer::new(
+            identity.broker,
+            base.peers.clone(),
+            Arc::clone(&calls),
+            Arc::clone(&book),
+            base.clock,
+            cluster.subscribe(),
+        );
+        let stop = CancellationToken::new();
+        let controller = Self {
+            _running: Arc::new(stop.clone().drop_guard()),
+            inner: Arc::new(Inner {
+                me,
+                started: Instant::now(),
+                leaders: Arc::new(Leaders::new(identity.broker)),
+                peers: base.peers,
+                groups: base.groups,
+                store: base.store,
+                replicas: base.replicas,
+                book,
+                calls,
+                former: Arc::new(former),
+                proposer: Arc::new(proposer),
+                seeds: config.seeds,
+                view,
+                cluster,
+                members: watch::Sender::new(Arc::default()),
+                progress: watch::Sender::new(Progress::default()),
+                fatal: watch::Sender::new(None),
+                machine: Mutex::new(Some(machine)),
+                gossip_socket: Mutex::new(Some(base.gossip_socket)),
+                gossip: Mutex::new(None),
+                stop,
+                tasks: TaskTracker::new(),
+            }),
+        };
+        spawn(&controller.inner, run(Arc::clone(&controller.inner)));
+        Ok(controller)
+    }
+
+    /// Set when the broker can't go on, with what to tell the operator.
+    #[must_use]
+    pub fn watch_fatal(&self) -> watch::Receiver<Option<String>> {
+        self.inner.fatal.subscribe()
+    }
+
+    /// Why the broker isn't ready; empty: it is.
+    #[must_use]
+    pub fn waits(&self) -> Vec<String> {
+        let inner = &self.inner;
+        if let Some(fatal) = &*inner.fatal.borrow() {
+            return vec![fatal.clone()];
+        }
+        if inner.former.formed().borrow().is_none() {
+            return vec![format!("not part of a cluster yet: {}", inner.former.waiting())];
+        }
+        let view = inner.view.borrow();
+        let mut waits = Vec::new();
+        if self.controller().is_none() {
+            waits.push("`__cluster` has no leader that this broker knows of".to_owned());
+        }
+        if !view.founders_registered() {
+            waits.push("not every founding broker has registered itself yet".to_owned());
+        }
+        let registered = view
+            .brokers
+            .get(&inner.me_id())
+            .is_some_and(|b| b.registered && b.boot == inner.me.boot);
+        if !registered {
+            waits.push("this broker has not registered itself yet".to_owned());
+        }
+        let progress = inner.progress.borrow();
+        if !progress.is_settled() {
+            waits.push(format!("{} of {} replicas are open", progress.open, progress.desired));
+            let reasons = progress.failed.values().take(3);
+            waits.extend(reasons.map(|(partition, reason)| format!("{partition}: {reason}")));
+        }
+        waits
+    }
+
+    /// How far the replicas of this broker are.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        self.inner.progress.borrow().clone()
+    }
+
+    /// The present view of the cluster.
+    #[must_use]
+    pub fn view(&self) -> Arc<ClusterView> {
+        Arc::clone(&self.inner.view.borrow())
+    }
+
+    /// Follows the view.
+    #[must_use]
+    pub fn watch_view(&self) -> watch::Receiver<Arc<ClusterView>> {
+        self.inner.view.clone()
+    }
+
+    /// Follows gossip.
+    #[must_use]
+    pub fn watch_members(&self) -> watch::Receiver<Arc<Members>> {
+        self.inner.members.subscribe()
+    }
+
+    /// Who leads what.
+    #[must_use]
+    pub fn leaders(&self) -> &Arc<Leaders> {
+        &self.inner.leaders
+    }
+
+    /// Addresses heard of.
+    #[must_use]
+    pub fn book(&self) -> &Arc<AddressBook> {
+        &self.inner.book
+    }
+
+    /// This broker as it announces itself.
+    #[must_use]
+    pub fn me(&self) -> &BrokerAddress {
+        &self.inner.me
+    }
+
+    /// Forming and joining.
+    #[must_use]
+    pub fn former(&self) -> &Arc<Former> {
+        &self.inner.former
+    }
+
+    /// Commands to `__cluster`.
+    #[must_use]
+    pub fn proposer(&self) -> &Arc<Proposer> {
+        &self.inner.proposer
+    }
+
+    /// The other brokers.
+    #[must_use]
+    pub fn peers(&self) -> &Peers {
+        &self.inner.peers
+    }
+
+    /// The Raft groups.
+    #[must_use]
+    pub fn groups(&self) -> &Groups {
+        &self.inner.groups
+    }
+
+    /// The leader of `__cluster`, unless it is known to be dead.
+    #[must_use]
+    pub fn controller(&self) -> Option<v1::LeaderHint> {
+        let mut hint = self.inner.proposer.controller()?;
+        if hint.broker_id == self.inner.me.broker_id {
+            hint.address.clone_from(&self.inner.me.client_address);
+        }
+        let dead = self.state(BrokerId(hint.broker_id)) == BrokerState::Dead;
+        (!dead).then_some(hint)
+    }
+
+    /// Whether a broker is there.
+    #[must_use]
+    pub fn state(&self, broker: BrokerId) -> BrokerState {
+        self.inner.state(broker)
+    }
+
+    /// Waits until this broker has applied a `__cluster` index; `false` after a while.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn wait_index(&self, index: u64) -> bool {
+        let mut view = self.watch_view();
+        let reached = view.wait_for(|view| view.index >= index);
+        matches!(tokio::time::timeout(INDEX_DEADLINE, reached).await, Ok(Ok(_)))
+    }
+
+    /// Creates a topic. See [`topics::create`].
+    ///
+    /// # Errors
+    /// Typed.
+    pub async fn create_topic(
+        &self,
+        request: v1::CreateTopicRequest,
+    ) -> Result<(Arc<Topic>, u64), v1::Error> {
+        let alive = |broker| self.state(broker) != BrokerState::Dead;
+        topics::create(request, &self.inner.proposer, self.watch_view(), alive).await
+    }
+
+    /// Deletes a topic. See [`topics::delete`].
+    ///
+    /// # Errors
+    /// Typed.
+    pub async fn delete_topic(&self, request: v1::DeleteTopicRequest) -> Result<u64, v1::Error> {
+        topics::delete(request, &self.inner.proposer, self.watch_view()).await
+    }
+
+    /// Who leads partitions elsewhere, for the partition layer's services.
+    #[must_use]
+    pub fn directory(&self) -> Arc<dyn LeaderDirectory> {
+        Arc::new(Directory(self.clone()))
+    }
+
+    /// Ends everything that opens or changes anything, and tells the others by gossip that this
+    /// broker goes. To be called after the listeners have stopped and before the replicas, the
+    /// groups, the peers and the store are shut down, in this order.
+    pub async fn shutdown(&self) {
+        let inner = &self.inner;
+        inner.stop.cancel();
+        inner.tasks.close();
+        let gossip = inner.gossip.lock().take();
+        let ended = async {
+            if let Some(gossip) = gossip {
+                gossip.leave().await;
+            }
+            inner.tasks.wait().await;
+        };
+        if tokio::time::timeout(SHUTDOWN_DEADLINE, ended).await.is_err() {
+            tracing::warn!("the controller's tasks did not end in time");
+        }
+    }
+}
+
+impl Inner {
+    fn me_id(&self) -> BrokerId {
+        BrokerId(self.me.broker_id)
+    }
+
+    fn state(&self, broker: BrokerId) -> BrokerState {
+        if broker == self.me_id() {
+            return BrokerState::Alive;
+        }
+        match self.members.borrow().get(&broker).map(|member| member.liveness) {
+            Some(Liveness::Alive) => BrokerState::Alive,
+            Some(Liveness::Suspect) => BrokerState::Suspect,
+            Some(Liveness::Dead) => BrokerState::Dead,
+            None if self.peers.is_connected(broker) => BrokerState::Alive,
+            None if self.started.elapsed() < GOSSIP_GRACE => BrokerState::Suspect,
+            None => BrokerState::Dead,
+        }
+    }
+}
+
+fn spawn(inner: &Arc<Inner>, work: impl Future<Output = ()> + Send + 'static) {
+    let stop = inner.stop.clone();
+    let guarded = Arc::downgrade(inner);
+    let task = tokio::spawn(async move {
+        tokio::select! {
+            () = work => {}
+            () = stop.cancelled() => {}
+        }
+    });
+    // A task that panics surfaces.
+    inner.tasks.spawn(async move {
+        if let Err(error) = task.await
+            && error.is_panic()
+            && let Some(inner) = guarded.upgrade()
+        {
+            let text = format!("a task of the controller has panicked: {error}");
+            inner.fatal.send_replace(Some(text));
+        }
+    });
+}
+
+/// Forming, then everything that a member does.
+async fn run(inner: Arc<Inner>) {
+    let formed = match inner.former.run().await {
+        Ok(formed) => formed,
+        Err(error) => {
+            inner.fatal.send_replace(Some(error.to_string()));
+            return;
+        }
+    };
+    inner.peers.set_cluster(formed.cluster);
+    let Some(machine) = inner.machine.lock().take() else {
+        return;
+    };
+    let (opened, following) = mpsc::channel(OPENED_MAX);
+    let link = PeerLink {
+        peers: inner.peers.clone(),
+        book: Arc::clone(&inner.book),
+    };
+    let table = Arc::clone(&inner.leaders);
+    inner.peers.on_hints(Arc::new(move |_from, hints| table.learn_hints(&hints)));
+    spawn(&inner, leaders::run(Arc::clone(&inner.leaders), link, following));
+
+    let spec = GroupSpec {
+        id: GroupId::CLUSTER,
+        replica: formed.replica,
+        log: LogConfig {
+            segment_bytes: CLUSTER_SEGMENT_BYTES,
+            durability: Durability::Disk,
+        },
+    };
+    // What was known before the restart, for the first addresses.
+    if let Some(set) = &formed.founding {
+        set.brokers.iter().for_each(|broker| inner.book.learn(broker));
+    }
+    let handle = match inner.groups.open(spec, machine).await {
+        Ok(handle) => handle,
+        Err(error) => {
+            let text = format!("the controller's replica does not open: {error}");
+            inner.fatal.send_replace(Some(text));
+            return;
+        }
+    };
+    spawn(&inner, keep_addresses(Arc::clone(&inner)));
+    let _ = opened.send(handle.clone()).await;
+    inner.cluster.send_replace(Some(handle.clone()));
+    start_gossip(&inner, &formed).await;
+    start_duties(&inner, &handle, &formed);
+    start_reconciler(&inner, opened);
+}
+
+fn start_duties(inner: &Arc<Inner>, handle: &GroupHandle, formed: &Formed) {
+    if let Some(set) = formed.founding.clone() {
+        let founded = inner.view.borrow().cluster_id.is_some();
+        spawn(inner, duties::initialize(handle.clone(), set, founded));
+    }
+    let lead = duties::lead(
+        handle.clone(),
+        formed.founding.clone(),
+        Arc::clone(&inner.proposer),
+        inner.view.clone(),
+    );
+    spawn(inner, lead);
+    let contact = Contact {
+        me: inner.me.clone(),
+        seeds: inner.seeds.clone(),
+        peers: inner.peers.clone(),
+        calls: Arc::clone(&inner.calls),
+        book: Arc::clone(&inner.book),
+        view: inner.view.clone(),
+        fatal: inner.fatal.clone(),
+    };
+    spawn(inner, contact.run());
+    let register = duties::register(
+        inner.me.clone(),
+        Arc::clone(&inner.proposer),
+        inner.view.clone(),
+    );
+    let fatal = inner.fatal.clone();
+    spawn(inner, async move {
+        let reason = register.await;
+        fatal.send_replace(Some(reason));
+    });
+    let mut refused = inner.peers.watch_refused();
+    let fatal = inner.fatal.clone();
+    spawn(inner, async move {
+        // S23: a peer that has seen another process under this identity.
+        let reason = refused.wait_for(Option::is_some).await.map(|reason| reason.clone());
+        if let Ok(reason) = reason {
+            fatal.send_replace(reason);
+        }
+    });
+}
+
+fn start_reconciler(inner: &Arc<Inner>, opened: mpsc::Sender<GroupHandle>) {
+    let host = LocalReplicas {
+        replicas: inner.replicas.clone(),
+        store: inner.store.clone(),
+        opened,
+    };
+    let reconciler = reconciler::run(
+        inner.me_id(),
+        host,
+        Reporter(Arc::clone(&inner.proposer)),
+        inner.view.clone(),
+        inner.leaders.changes(),
+        inner.progress.clone(),
+    );
+    spawn(inner, reconciler);
+}
+
+async fn start_gossip(inner: &Arc<Inner>, formed: &Formed) {
+    let Some(socket) = inner.gossip_socket.lock().take() else {
+        return;
+    };
+    let address = match resolve(&inner.me.gossip_address).await {
+        Some(address) => address,
+        None => match socket.local_addr() {
+            Ok(address) => address,
+            Err(error) => {
+                tracing::error!(%error, "gossip does not run");
+                return;
+            }
+        },
+    };
+    let local = gossip::Local {
+        cluster: formed.cluster,
+        broker: inner.me_id(),
+        boot: inner.me.boot,
+        address,
+    };
+    let running = Gossip::start(socket, local);
+    let mut heard = running.members();
+    *inner.gossip.lock() = Some(running);
+    let members = inner.members.clone();
+    spawn(inner, async move {
+        loop {
+            let now = Arc::clone(&heard.borrow_and_update());
+            members.send_replace(now);
+            if heard.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+    spawn(inner, introduce(Arc::clone(inner)));
+}
+
+/// Tells gossip where brokers are.
+async fn introduce(inner: Arc<Inner>) {
+    let mut changes = inner.book.changes();
+    loop {
+        changes.borrow_and_update();
+        let mut peers = Vec::new();
+        for broker in inner.book.all() {
+            if let Some(address) = resolve(&broker.gossip_address).await {
+                peers.push(gossip::Peer {
+                    broker: BrokerId(broker.broker_id),
+                    boot: broker.boot,
+                    address,
+                });
+            }
+        }
+        let told = inner.gossip.lock().as_ref().map(|gossip| gossip.introducer());
+        if let Some(introducer) = told {
+            introducer.introduce(peers).await;
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn resolve(address: &str) -> Option<SocketAddr> {
+    tokio::net::lookup_host(address).await.ok()?.next()
+}
+
+/// Keeps the address book and the peers' addresses up to date with the view.
+async fn keep_addresses(inner: Arc<Inner>) {
+    let mut view = inner.view.clone();
+    let mut changes = inner.book.changes();
+    loop {
+        let now = Arc::clone(&view.borrow_and_update());
+        changes.borrow_and_update();
+        inner.book.learn_members(&now);
+        if now.cluster_id.is_some() {
+            inner.leaders.keep_existing(&now);
+        }
+        for broker in now.brokers.values().filter(|broker| broker.id != inner.me_id()) {
+            // S23: the cluster's own record of starts.
+            inner.peers.remember_boot(broker.id, broker.boot);
+        }
+        let addresses: HashMap<BrokerId, String> = inner
+            .book
+            .all()
+            .into_iter()
+            .map(|broker| (BrokerId(broker.broker_id), broker.peer_address))
+            .collect();
+        inner.peers.set_addresses(addresses);
+        tokio::select! {
+            changed = view.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            Ok(()) = changes.changed() => {}
+        }
+    }
+}
+
+struct PeerLink {
+    peers: Peers,
+    book: Arc<AddressBook>,
+}
+
+impl HintLink for PeerLink {
+    fn send(&self, broker: BrokerId, leaders: Vec<GroupLeader>) -> bool {
+        self.peers.send_hints(broker, leaders)
+    }
+
+    fn broadcast(&self, leaders: Vec<GroupLeader>) {
+        self.peers.broadcast_hints(leaders);
+    }
+
+    fn connected(&self) -> BTreeSet<BrokerId> {
+        let all = self.book.all();
+        let ids = all.iter().map(|broker| BrokerId(broker.broker_id));
+        ids.filter(|id| self.peers.is_connected(*id)).collect()
+    }
+}
+
+struct StoredRecords(Store);
+
+impl Records for StoredRecords {
+    fn get(&self, name: &str) -> Result<Option<Bytes>, String> {
+        Ok(self.0.get_blob(name))
+    }
+
+    fn put(&self, name: &'static str, bytes: Bytes) -> BoxFuture<'_, Result<(), String>> {
+        let store = self.0.clone();
+        Box::pin(async move {
+            // It syncs.
+            tokio::task::spawn_blocking(move || store.put_blob(name, bytes))
+                .await
+                .map_err(|error| error.to_string())?
+                .map_err(|error| error.to_string())
+        })
+    }
+}
+
+/// What the partition layer asks about partitions that are led elsewhere.
+struct Directory(Controller);
+
+impl LeaderDirectory for Directory {
+    fn leader(&self, partition: PartitionId) -> Option<LeaderHint> {
+        let known = self.0.inner.leaders.get(partition)?;
+        let broker = known.broker?;
+        let address = if broker == self.0.inner.me_id() {
+            self.0.inner.me.client_address.clone()
+        } else {
+            self.0.inner.book.get(broker).map(|b| b.client_address).unwrap_or_default()
+        };
+        Some(LeaderHint {
+            broker,
+            leader_epoch: known.term,
+            address,
+        })
+    }
+
+    fn presence(&self, partition: PartitionId) -> Presence {
+        let view = self.0.inner.view.borrow();
+        match view.topics_by_id.get(&partition.topic) {
+            // A view may be behind: only the confirmed leader of `__cluster` has the last word,
+            // and clients ask it for metadata.
+            None => Presence::UnknownTopic {
+                authoritative: false,
+            },
+            Some(_) if view.placement(partition).is_some() => Presence::Exists,
+            Some(_) => Presence::UnknownPartition,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Creating and deleting topics, at the leader of `__cluster`.
+//!
+//! What can be refused without asking anybody (names, numbers, settings) is refused by any
+//! broker; everything else by the confirmed leader only, so its word is final.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message as _;
+use qute_proto::ids::{BrokerId, TopicId};
+use qute_proto::internal::{
+    BrokerList, ClusterCommand, CreateTopicCommand, DeleteTopicCommand, cluster_command::Command,
+};
+use qute_proto::topic;
+use qute_proto::v1::{self, ErrorCode};
+use tokio::sync::watch;
+
+use super::placement::{self, PARTITIONS_DEFAULT, PlacementError};
+use super::proposer::{Decided, Proposer, error};
+use super::settings;
+use super::view::{ClusterView, Topic};
+
+/// How long the controller may take to decide.
+const DECIDE_DEADLINE: Duration = Duration::from_secs(8);
+
+fn encode(command: Command) -> Bytes {
+    ClusterCommand {
+        command: Some(command),
+    }
+    .encode_to_vec()
+    .into()
+}
+
+fn refused(problem: PlacementError) -> v1::Error {
+    let code = match problem {
+        PlacementError::NotEnoughBrokers { .. } => ErrorCode::NotEnoughBrokers,
+        PlacementError::Replicas(_) | PlacementError::Partitions(_) => ErrorCode::InvalidArgument,
+    };
+    error(code, problem.to_string())
+}
+
+/// Creates a topic; the decision is committed and in this broker's view on return.
+///
+/// # Errors
+/// Typed.
+///
+/// # Cancel safety
+/// A dropped call may have created the topic.
+pub async fn create(
+    request: v1::CreateTopicRequest,
+    proposer: &Proposer,
+    mut view: watch::Receiver<Arc<ClusterView>>,
+    alive: impl Fn(BrokerId) -> bool,
+) -> Result<(Arc<Topic>, u64), v1::Error> {
+    topic::check_name(&request.name)
+        .map_err(|problem| error(ErrorCode::InvalidTopicName, problem.to_string()))?;
+    let config: HashMap<String, String> = request.config;
+    let config = settings::normalize(&config)
+        .map_err(|problem| error(ErrorCode::InvalidArgument, problem.to_string()))?;
+    let partitions = match request.partitions {
+        0 => PARTITIONS_DEFAULT,
+        n => n,
+    };
+    placement::check(partitions, request.replicas.max(1)).map_err(refused)?;
+    proposer.confirm().await?;
+    let now = Arc::clone(&view.borrow_and_update());
+    if now.topics.contains_key(&request.name) {
+        return Err(error(
+            ErrorCode::TopicExists,
+            format!("topic `{}` exists", request.name),
+        ));
+    }
+    let members = now.brokers.values().filter(|broker| broker.registered).count();
+    let replicas = match request.replicas {
+        0 => placement::automatic_replicas(members),
+        n => n,
+    };
+    let candidates = placement::candidates(&now, alive);
+    let placed = placement::place(candidates, partitions, replicas).map_err(refused)?;
+    let id = TopicId::random();
+    let command = encode(Command::CreateTopic(CreateTopicCommand {
+        name: request.name.clone(),
+        topic_id: id.to_wire(),
+        config,
+        placement: placed
+            .into_iter()
+            .map(|brokers| BrokerList {
+                broker_ids: brokers.into_iter().map(|broker| broker.0).collect(),
+            })
+            .collect(),
+    }));
+    let decided = decide(proposer, command, &mut view).await?;
+    let topic = view.borrow().topics_by_id.get(&id).cloned();
+    match topic {
+        Some(topic) => {
+            tracing::info!(topic = topic.name, %id, partitions, replicas, "topic created");
+            Ok((topic, decided.index))
+        }
+        None => Err(error(
+            ErrorCode::UnknownTopic,
+            format!("topic `{}` was created and has been deleted since", request.name),
+        )),
+    }
+}
+
+/// Deletes a topic; the decision is committed on return, the files go soon after.
+///
+/// # Errors
+/// Typed; `UNKNOWN_TOPIC` from here is final.
+///
+/// # Cancel safety
+/// A dropped call may have deleted the topic.
+pub async fn delete(
+    request: v1::DeleteTopicRequest,
+    proposer: &Proposer,
+    mut view: watch::Receiver<Arc<ClusterView>>,
+) -> Result<u64, v1::Error> {
+    topic::check_name(&request.name)
+        .map_err(|problem| error(ErrorCode::InvalidTopicName, problem.to_string()))?;
+    proposer.confirm().await?;
+    let topic = view.borrow_and_update().topics.get(&request.name).cloned();
+    let Some(topic) = topic else {
+        return Err(v1::Error {
+            authoritative: true,
+            ..error(
+                ErrorCode::UnknownTopic,
+                format!("topic `{}` does not exist", request.name),
+            )
+        });
+    };
+    let command = encode(Command::DeleteTopic(DeleteTopicCommand {
+        name: topic.name.clone(),
+        topic_id: topic.id.to_wire(),
+    }));
+    let decided = decide(proposer, command, &mut view).await?;
+    tracing::info!(topic = topic.name, id = %topic.id, "topic deleted");
+    Ok(decided.index)
+}
+
+async fn decide(
+    proposer: &Proposer,
+    command: Bytes,
+    view: &mut watch::Receiver<Arc<ClusterView>>,
+) -> Result<Decided, v1::Error> {
+    let decided = proposer.propose_here(command, DECIDE_DEADLINE).await?;
+    if let Some(refusal) = decided.refusal() {
+        return Err(refusal);
+    }
+    // The view is published before the command is answered.
+    view.borrow_and_update();
+    Ok(decided)
+}
