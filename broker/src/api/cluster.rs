@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures::Stream;
 use qute_proto::batch::{BATCH_BYTES_MAX, RECORD_BYTES_MAX, UNCOMPRESSED_BYTES_MAX};
 use qute_proto::ids::{BrokerId, ClusterId, PartitionId};
-use qute_proto::v1::cluster_server::Cluster;
+use qute_proto::v1::cluster_server::{Cluster, ClusterServer};
 use qute_proto::v1::{
     self, BrokerInfo, BrokerState, CreateTopicRequest, CreateTopicResponse, DeleteTopicRequest,
     DeleteTopicResponse, DescribeClusterRequest, DescribeClusterResponse, ErrorCode, HelloRequest,
@@ -50,8 +50,21 @@ impl ClusterApi {
         Self { controller, stop }
     }
 
+    /// The tonic server, with its limits set.
+    #[must_use]
+    pub fn server(&self) -> ClusterServer<Self> {
+        ClusterServer::new(self.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
     fn cluster_id(&self) -> Option<ClusterId> {
-        self.controller.former().formed().borrow().as_ref().map(|formed| formed.cluster)
+        self.controller
+            .former()
+            .formed()
+            .borrow()
+            .as_ref()
+            .map(|formed| formed.cluster)
     }
 
     async fn answer_metadata(
@@ -59,7 +72,10 @@ impl ClusterApi {
         request: &MetadataRequest,
     ) -> Result<MetadataResponse, v1::Error> {
         if request.topics.len() > TOPICS_MAX {
-            return Err(error(ErrorCode::InvalidArgument, "too many topics are named"));
+            return Err(error(
+                ErrorCode::InvalidArgument,
+                "too many topics are named",
+            ));
         }
         not_before_founding(&self.controller)?;
         if !self.controller.wait_index(request.min_cluster_index).await {
@@ -102,7 +118,10 @@ fn picture(controller: &Controller, topics: &[String]) -> MetadataResponse {
         cluster_id: view.cluster_id.map(ClusterId::to_wire).unwrap_or_default(),
         cluster_index: view.index,
         brokers: brokers(controller, &view),
-        topics: chosen.into_iter().map(|topic| topic_info(controller, topic)).collect(),
+        topics: chosen
+            .into_iter()
+            .map(|topic| topic_info(controller, topic))
+            .collect(),
         controller: controller.controller(),
         authoritative: false,
         error: None,
@@ -229,7 +248,10 @@ impl Cluster for ClusterApi {
         let me = self.controller.me();
         // A client that expects another cluster sees it by the id and decides for itself (S28).
         Ok(Response::new(HelloResponse {
-            cluster_id: self.cluster_id().map(ClusterId::to_wire).unwrap_or_default(),
+            cluster_id: self
+                .cluster_id()
+                .map(ClusterId::to_wire)
+                .unwrap_or_default(),
             broker_id: me.broker_id,
             broker_name: me.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -247,15 +269,19 @@ impl Cluster for ClusterApi {
         request: Request<MetadataRequest>,
     ) -> Result<Response<MetadataResponse>, Status> {
         let outcome = self.answer_metadata(&request.into_inner()).await;
-        Ok(Response::new(outcome.unwrap_or_else(|error| MetadataResponse {
-            cluster_id: self.cluster_id().map(ClusterId::to_wire).unwrap_or_default(),
-            error: Some(error),
-            ..MetadataResponse::default()
+        Ok(Response::new(outcome.unwrap_or_else(|error| {
+            MetadataResponse {
+                cluster_id: self
+                    .cluster_id()
+                    .map(ClusterId::to_wire)
+                    .unwrap_or_default(),
+                error: Some(error),
+                ..MetadataResponse::default()
+            }
         })))
     }
 
-    type WatchMetadataStream =
-        Pin<Box<dyn Stream<Item = Result<MetadataResponse, Status>> + Send>>;
+    type WatchMetadataStream = Pin<Box<dyn Stream<Item = Result<MetadataResponse, Status>> + Send>>;
 
     async fn watch_metadata(
         &self,
@@ -288,7 +314,10 @@ impl Cluster for ClusterApi {
         let view = self.controller.view();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(Response::new(DescribeClusterResponse {
-            cluster_id: self.cluster_id().map(ClusterId::to_wire).unwrap_or_default(),
+            cluster_id: self
+                .cluster_id()
+                .map(ClusterId::to_wire)
+                .unwrap_or_default(),
             formed: view.cluster_id.is_some(),
             controller: self.controller.controller(),
             brokers: brokers(&self.controller, &view),
@@ -338,3 +367,7 @@ impl Cluster for ClusterApi {
 fn wide(bytes: usize) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+#[path = "cluster_tests.rs"]
+mod tests;

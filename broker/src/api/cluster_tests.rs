@@ -4,9 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use qute_proto::internal::peer_server::PeerServer;
 use qute_proto::v1::cluster_client::ClusterClient;
-use qute_proto::v1::cluster_server::ClusterServer;
 use tokio::net::UdpSocket;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -81,11 +79,8 @@ async fn start(dir: &Path, seat: Seat, seeds: &[String], expect: u32) -> Node {
     let stop = CancellationToken::new();
     let listener = tokio::net::TcpListener::from_std(seat.listener).unwrap();
     let services = tonic::transport::Server::builder()
-        .add_service(PeerServer::new(PeerApi::new(controller.clone())))
-        .add_service(ClusterServer::new(ClusterApi::new(
-            controller.clone(),
-            stop.clone(),
-        )));
+        .add_service(PeerApi::new(controller.clone()).server())
+        .add_service(ClusterApi::new(controller.clone(), stop.clone()).server());
     let stopped = stop.clone();
     let server = tokio::spawn(async move {
         // Streams of a dead test node must not hold it up: dropped, not drained.
@@ -134,11 +129,18 @@ impl Node {
 
     async fn client(&self) -> ClusterClient<Channel> {
         let address = &self.controller.me().client_address;
-        ClusterClient::connect(format!("http://{address}")).await.unwrap()
+        ClusterClient::connect(format!("http://{address}"))
+            .await
+            .unwrap()
     }
 
     async fn metadata(&self, request: MetadataRequest) -> MetadataResponse {
-        self.client().await.metadata(request).await.unwrap().into_inner()
+        self.client()
+            .await
+            .metadata(request)
+            .await
+            .unwrap()
+            .into_inner()
     }
 
     /// Waits until every partition of the topic has a leader, as this broker sees it.
@@ -147,8 +149,9 @@ impl Node {
         loop {
             let metadata = self.metadata(MetadataRequest::default()).await;
             let found = metadata.topics.iter().find(|t| t.name == topic);
-            let leaders: Vec<u64> =
-                found.map(|t| t.partitions.iter().map(|p| p.leader).collect()).unwrap_or_default();
+            let leaders: Vec<u64> = found
+                .map(|t| t.partitions.iter().map(|p| p.leader).collect())
+                .unwrap_or_default();
             if !leaders.is_empty() && leaders.iter().all(|leader| *leader != 0) {
                 return leaders;
             }
@@ -179,7 +182,8 @@ impl Trio {
         let seats: Vec<_> = self.dirs.iter().map(|_| seat()).collect();
         let seeds: Vec<_> = seats.iter().map(|seat| seat.address.clone()).collect();
         for (dir, seat) in self.dirs.iter().zip(seats) {
-            self.nodes.push(start(dir.path(), seat, &seeds, expect).await);
+            self.nodes
+                .push(start(dir.path(), seat, &seeds, expect).await);
         }
         for node in &self.nodes {
             node.ready().await;
@@ -187,7 +191,10 @@ impl Trio {
     }
 
     fn seeds(&self) -> Vec<String> {
-        self.nodes.iter().map(|n| n.controller.me().peer_address.clone()).collect()
+        self.nodes
+            .iter()
+            .map(|n| n.controller.me().peer_address.clone())
+            .collect()
     }
 
     async fn stop_all(&mut self) {
@@ -196,7 +203,10 @@ impl Trio {
     }
 
     /// At whichever broker leads the controller.
-    async fn at_leader<T>(&self, call: impl AsyncFn(ClusterClient<Channel>) -> Result<T, v1::Error>) -> T {
+    async fn at_leader<T>(
+        &self,
+        call: impl AsyncFn(ClusterClient<Channel>) -> Result<T, v1::Error>,
+    ) -> T {
         let deadline = tokio::time::Instant::now() + LONG;
         loop {
             for node in &self.nodes {
@@ -215,7 +225,11 @@ impl Trio {
 
     async fn create(&self, request: &CreateTopicRequest) -> (TopicInfo, u64) {
         self.at_leader(async |mut client| {
-            let response = client.create_topic(request.clone()).await.unwrap().into_inner();
+            let response = client
+                .create_topic(request.clone())
+                .await
+                .unwrap()
+                .into_inner();
             match response.error {
                 Some(error) => Err(error),
                 None => Ok((response.topic.unwrap(), response.cluster_index)),
@@ -284,7 +298,13 @@ async fn three_brokers_form_create_restart_with_other_ports_and_delete() {
         let request = DeleteTopicRequest {
             name: "t".to_owned(),
         };
-        match client.delete_topic(request).await.unwrap().into_inner().error {
+        match client
+            .delete_topic(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .error
+        {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -294,7 +314,11 @@ async fn three_brokers_form_create_restart_with_other_ports_and_delete() {
     let deadline = tokio::time::Instant::now() + LONG;
     for node in &trio.nodes {
         while node.store.replicas().len() > 1 || !node.controller.view().tombstones.is_empty() {
-            assert!(tokio::time::Instant::now() < deadline, "{:?}", node.controller.view());
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{:?}",
+                node.controller.view()
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -348,8 +372,11 @@ async fn cluster_of_one_answers_typed_errors_and_pushes_changes() {
     let node = start(dir.path(), seat(), &[], 0).await;
     node.ready().await;
     let mut client = node.client().await;
-    let mut pushed =
-        client.watch_metadata(WatchMetadataRequest {}).await.unwrap().into_inner();
+    let mut pushed = client
+        .watch_metadata(WatchMetadataRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     let first = pushed.next().await.unwrap().unwrap();
     assert!(first.topics.is_empty() && first.error.is_none());
 
@@ -357,14 +384,38 @@ async fn cluster_of_one_answers_typed_errors_and_pushes_changes() {
         let response = client.create_topic(request).await.unwrap().into_inner();
         response.error.map(|error| error.code())
     };
-    for name in ["", ".", "..", "../x", "a/b", "__groups", "caf\u{e9}", &"x".repeat(250)] {
-        assert_eq!(create(topic(name, 1, 1)).await, Some(ErrorCode::InvalidTopicName), "{name}");
+    for name in [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "__groups",
+        "caf\u{e9}",
+        &"x".repeat(250),
+    ] {
+        assert_eq!(
+            create(topic(name, 1, 1)).await,
+            Some(ErrorCode::InvalidTopicName),
+            "{name}"
+        );
     }
-    assert_eq!(create(topic("t", 1, 2)).await, Some(ErrorCode::InvalidArgument));
-    assert_eq!(create(topic("t", 5000, 1)).await, Some(ErrorCode::InvalidArgument));
-    assert_eq!(create(topic("t", 1, 3)).await, Some(ErrorCode::NotEnoughBrokers));
+    assert_eq!(
+        create(topic("t", 1, 2)).await,
+        Some(ErrorCode::InvalidArgument)
+    );
+    assert_eq!(
+        create(topic("t", 5000, 1)).await,
+        Some(ErrorCode::InvalidArgument)
+    );
+    assert_eq!(
+        create(topic("t", 1, 3)).await,
+        Some(ErrorCode::NotEnoughBrokers)
+    );
     let mut unknown = topic("t", 1, 1);
-    unknown.config.insert("retention".to_owned(), "1".to_owned());
+    unknown
+        .config
+        .insert("retention".to_owned(), "1".to_owned());
     assert_eq!(create(unknown).await, Some(ErrorCode::InvalidArgument));
     assert_eq!(create(topic("t", 0, 0)).await, None);
     assert_eq!(create(topic("t", 0, 0)).await, Some(ErrorCode::TopicExists));
@@ -374,7 +425,11 @@ async fn cluster_of_one_answers_typed_errors_and_pushes_changes() {
     let complete = async {
         loop {
             let push = pushed.next().await.unwrap().unwrap();
-            if push.topics.iter().any(|t| t.partitions.iter().all(|p| p.leader != 0)) {
+            if push
+                .topics
+                .iter()
+                .any(|t| t.partitions.iter().all(|p| p.leader != 0))
+            {
                 return;
             }
         }
@@ -392,7 +447,13 @@ async fn cluster_of_one_answers_typed_errors_and_pushes_changes() {
     let request = DeleteTopicRequest {
         name: "unknown".to_owned(),
     };
-    let error = client.delete_topic(request).await.unwrap().into_inner().error.unwrap();
+    let error = client
+        .delete_topic(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .error
+        .unwrap();
     assert!(error.code() == ErrorCode::UnknownTopic && error.authoritative);
     node.stop().await;
 }
@@ -405,17 +466,38 @@ async fn broker_waiting_for_its_seeds_answers_not_ready() {
     let metadata = node.metadata(MetadataRequest::default()).await;
     assert_eq!(metadata.error.unwrap().code(), ErrorCode::NotReady);
     let mut client = node.client().await;
-    let described =
-        client.describe_cluster(DescribeClusterRequest {}).await.unwrap().into_inner();
+    let described = client
+        .describe_cluster(DescribeClusterRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     assert!(!described.formed);
-    let hello = client.hello(HelloRequest::default()).await.unwrap().into_inner();
+    let hello = client
+        .hello(HelloRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
     assert!(hello.cluster_id.is_empty() && hello.broker_id == node.id());
-    let error = client.create_topic(topic("t", 1, 1)).await.unwrap().into_inner().error;
+    let error = client
+        .create_topic(topic("t", 1, 1))
+        .await
+        .unwrap()
+        .into_inner()
+        .error;
     assert_eq!(error.unwrap().code(), ErrorCode::NotReady);
     // The reason names the seed.
     let deadline = tokio::time::Instant::now() + LONG;
-    while !node.controller.waits().iter().any(|wait| wait.contains(&gone)) {
-        assert!(tokio::time::Instant::now() < deadline, "{:?}", node.controller.waits());
+    while !node
+        .controller
+        .waits()
+        .iter()
+        .any(|wait| wait.contains(&gone))
+    {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{:?}",
+            node.controller.waits()
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     node.stop().await;

@@ -4,23 +4,24 @@
 //! too: that is what forming is made of.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use futures::Stream;
 use prost::Message as _;
 use qute_proto::ids::{BrokerId, ClusterId};
-use qute_proto::internal::peer_server::Peer;
+use qute_proto::internal::peer_server::{Peer, PeerServer};
 use qute_proto::internal::{
     AdmitBroker, BrokerAddress, ClusterCommand, FormState, FoundRequest, FoundResponse,
-    JoinRequest, JoinResponse, PeerHello, PeerMessage, ProbeRequest, ProbeResponse,
-    PromiseRequest, PromiseResponse, ProposeRequest, ProposeResponse, cluster_command::Command,
+    JoinRequest, JoinResponse, PeerHello, PeerMessage, ProbeRequest, ProbeResponse, PromiseRequest,
+    PromiseResponse, ProposeRequest, ProposeResponse, cluster_command::Command,
 };
 use qute_proto::v1::{self, ErrorCode};
-use std::time::Duration;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::controller::Controller;
 use crate::controller::forming::driver::copied;
 use crate::controller::proposer::error;
+use crate::raft::lane::MESSAGE_BYTES_MAX;
 
 /// How long the controller may take to decide on what another broker hands in.
 const DECIDE_DEADLINE: Duration = Duration::from_secs(5);
@@ -42,9 +43,22 @@ impl PeerApi {
         Self { controller }
     }
 
+    /// The tonic server, with its limits set.
+    #[must_use]
+    pub fn server(&self) -> PeerServer<Self> {
+        PeerServer::new(self.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
     /// The cluster that this broker belongs to.
     fn cluster(&self) -> Option<ClusterId> {
-        self.controller.former().formed().borrow().as_ref().map(|formed| formed.cluster)
+        self.controller
+            .former()
+            .formed()
+            .borrow()
+            .as_ref()
+            .map(|formed| formed.cluster)
     }
 
     /// Whether a caller is acceptable: not a copy of this broker, of this cluster or of none, and
@@ -71,7 +85,9 @@ impl PeerApi {
     fn check_member(&self, hello: Option<&PeerHello>) -> Result<BrokerId, v1::Error> {
         let hello = hello.ok_or_else(|| error(ErrorCode::InvalidArgument, "no hello"))?;
         let peers = self.controller.peers();
-        peers.check_hello(hello).map_err(|refusal| refusal.to_wire())
+        peers
+            .check_hello(hello)
+            .map_err(|refusal| refusal.to_wire())
     }
 
     async fn answer_join(&self, request: JoinRequest) -> Result<JoinResponse, v1::Error> {
@@ -81,7 +97,10 @@ impl PeerApi {
             && hello.boot == broker.boot
             && hello.process_id == broker.process_id;
         if !consistent {
-            return Err(error(ErrorCode::InvalidArgument, "hello and address differ"));
+            return Err(error(
+                ErrorCode::InvalidArgument,
+                "hello and address differ",
+            ));
         }
         self.check(&hello, &broker.peer_address)?;
         let proposer = self.controller.proposer();
@@ -98,7 +117,11 @@ impl PeerApi {
         let cluster = self.cluster();
         let cluster =
             cluster.ok_or_else(|| error(ErrorCode::NotReady, "not part of a cluster yet"))?;
-        tracing::info!(broker = broker.broker_id, address = broker.peer_address, "broker admitted");
+        tracing::info!(
+            broker = broker.broker_id,
+            address = broker.peer_address,
+            "broker admitted"
+        );
         Ok(JoinResponse {
             cluster_id: cluster.to_wire(),
             cluster_replica_id: decided.reply.replica_id,
@@ -125,7 +148,9 @@ impl PeerApi {
             }
         }
         let proposer = self.controller.proposer();
-        let decided = proposer.propose_here(request.command, DECIDE_DEADLINE).await?;
+        let decided = proposer
+            .propose_here(request.command, DECIDE_DEADLINE)
+            .await?;
         Ok(ProposeResponse {
             error: None,
             reply: decided.reply.encode_to_vec().into(),
@@ -155,7 +180,10 @@ fn checked_address(address: Option<BrokerAddress>) -> Result<BrokerAddress, v1::
         return Err(error(ErrorCode::InvalidArgument, "an address is too long"));
     }
     if address.broker_id == 0 || address.peer_address.is_empty() {
-        return Err(error(ErrorCode::InvalidArgument, "an address is incomplete"));
+        return Err(error(
+            ErrorCode::InvalidArgument,
+            "an address is incomplete",
+        ));
     }
     Ok(address)
 }
@@ -180,7 +208,9 @@ impl Peer for PeerApi {
         let hello = request.hello.unwrap_or_default();
         let me = self.controller.me().clone();
         let caller = checked_address(request.caller).ok();
-        let from = caller.as_ref().map_or("", |caller| caller.peer_address.as_str());
+        let from = caller
+            .as_ref()
+            .map_or("", |caller| caller.peer_address.as_str());
         let mut response = ProbeResponse {
             hello: Some(self.controller.peers().hello()),
             broker: Some(me),
@@ -188,7 +218,9 @@ impl Peer for PeerApi {
         };
         if let Err(refusal) = self.check(&hello, from) {
             tracing::warn!(
-                broker = hello.broker_id, address = from, reason = refusal.message,
+                broker = hello.broker_id,
+                address = from,
+                reason = refusal.message,
                 "a broker is refused"
             );
             response.error = Some(refusal);
@@ -219,7 +251,10 @@ impl Peer for PeerApi {
     ) -> Result<Response<PromiseResponse>, Status> {
         let set = request.into_inner().set.unwrap_or_default();
         let sane = set.brokers.len() <= FOUNDERS_MAX
-            && set.brokers.iter().all(|broker| checked_address(Some(broker.clone())).is_ok());
+            && set
+                .brokers
+                .iter()
+                .all(|broker| checked_address(Some(broker.clone())).is_ok());
         if !sane {
             return Ok(Response::new(PromiseResponse {
                 promised: false,
@@ -228,7 +263,9 @@ impl Peer for PeerApi {
             }));
         }
         let outcome = self.controller.former().promise(&set).await;
-        outcome.map(Response::new).map_err(|problem| Status::internal(problem.to_string()))
+        outcome
+            .map(Response::new)
+            .map_err(|problem| Status::internal(problem.to_string()))
     }
 
     async fn found(
@@ -237,7 +274,9 @@ impl Peer for PeerApi {
     ) -> Result<Response<FoundResponse>, Status> {
         let set = request.into_inner().set.unwrap_or_default();
         let outcome = self.controller.former().found(&set).await;
-        outcome.map(Response::new).map_err(|problem| Status::internal(problem.to_string()))
+        outcome
+            .map(Response::new)
+            .map_err(|problem| Status::internal(problem.to_string()))
     }
 
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
@@ -257,9 +296,11 @@ impl Peer for PeerApi {
         request: Request<ProposeRequest>,
     ) -> Result<Response<ProposeResponse>, Status> {
         let outcome = self.answer_propose(request.into_inner()).await;
-        Ok(Response::new(outcome.unwrap_or_else(|error| ProposeResponse {
-            error: Some(error),
-            ..ProposeResponse::default()
+        Ok(Response::new(outcome.unwrap_or_else(|error| {
+            ProposeResponse {
+                error: Some(error),
+                ..ProposeResponse::default()
+            }
         })))
     }
 }

@@ -81,7 +81,12 @@ impl Contact {
         let view = self.view.borrow();
         if view.brokers.is_empty() {
             // The view is empty until the first entries have come.
-            return self.book.all().iter().map(|b| BrokerId(b.broker_id)).collect();
+            return self
+                .book
+                .all()
+                .iter()
+                .map(|b| BrokerId(b.broker_id))
+                .collect();
         }
         let own = BrokerId(self.me.broker_id);
         view.brokers
@@ -94,7 +99,10 @@ impl Contact {
     async fn round(&self, missing: &BTreeSet<BrokerId>) -> Vec<String> {
         let mut targets: BTreeSet<String> = self.seeds.iter().cloned().collect();
         targets.extend(
-            missing.iter().filter_map(|id| self.book.get(*id)).map(|broker| broker.peer_address),
+            missing
+                .iter()
+                .filter_map(|id| self.book.get(*id))
+                .map(|broker| broker.peer_address),
         );
         targets.remove(&self.me.peer_address);
         let request = ProbeRequest {
@@ -134,7 +142,10 @@ impl Contact {
         if hello.broker_id == self.me.broker_id {
             return None;
         }
-        let ours = self.peers.cluster().map(qute_proto::ids::ClusterId::to_wire);
+        let ours = self
+            .peers
+            .cluster()
+            .map(qute_proto::ids::ClusterId::to_wire);
         if Some(&hello.cluster_id) != ours.as_ref() {
             let theirs = qute_proto::ids::ClusterId::from_wire(&hello.cluster_id);
             return Some(match theirs {

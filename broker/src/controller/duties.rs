@@ -141,7 +141,10 @@ async fn add_learners(handle: &GroupHandle, view: &ClusterView) -> bool {
         if membership.get_node(&replica.0).is_some() {
             continue;
         }
-        match handle.add_learner(replica, broker.id, DECIDE_DEADLINE).await {
+        match handle
+            .add_learner(replica, broker.id, DECIDE_DEADLINE)
+            .await
+        {
             Ok(_) => tracing::info!(broker = %broker.id, %replica, "follows the controller now"),
             Err(error) => {
                 complete = false;
@@ -161,7 +164,11 @@ pub async fn register(
 ) -> String {
     let mut pause = PACE;
     loop {
-        let known = view.borrow_and_update().brokers.get(&BrokerId(me.broker_id)).cloned();
+        let known = view
+            .borrow_and_update()
+            .brokers
+            .get(&BrokerId(me.broker_id))
+            .cloned();
         if let Some(known) = &known
             && known.boot >= me.boot
             && known.process_id != me.process_id
@@ -219,7 +226,10 @@ mod tests {
             ..FoundingSet::default()
         };
         let voters = founding_voters(&set(4));
-        let ids: Vec<_> = voters.iter().map(|(replica, broker)| (replica.0, broker.0)).collect();
+        let ids: Vec<_> = voters
+            .iter()
+            .map(|(replica, broker)| (replica.0, broker.0))
+            .collect();
         assert_eq!(ids, [(1, 10), (2, 20), (3, 30)]);
         assert_eq!(founding_voters(&set(2)).len(), 1);
         assert_eq!(founding_voters(&set(7)).len(), 5);

@@ -42,8 +42,8 @@ use super::topics;
 use super::view::{ClusterView, Topic};
 use crate::env::Clock;
 use crate::gossip::{self, Gossip, Liveness, Members};
-use crate::partition::Replicas;
 use crate::partition::directory::{LeaderDirectory, LeaderHint, Presence};
+use crate::partition::registry::Replicas;
 use crate::raft::{GroupHandle, GroupId, GroupSpec, Groups, Peers};
 use crate::storage::{Durability, LogConfig, Store};
 
@@ -217,7 +217,10 @@ impl Controller {
             return vec![fatal.clone()];
         }
         if inner.former.formed().borrow().is_none() {
-            return vec![format!("not part of a cluster yet: {}", inner.former.waiting())];
+            return vec![format!(
+                "not part of a cluster yet: {}",
+                inner.former.waiting()
+            )];
         }
         let view = inner.view.borrow();
         let mut waits = Vec::new();
@@ -236,7 +239,10 @@ impl Controller {
         }
         let progress = inner.progress.borrow();
         if !progress.is_settled() {
-            waits.push(format!("{} of {} replicas are open", progress.open, progress.desired));
+            waits.push(format!(
+                "{} of {} replicas are open",
+                progress.open, progress.desired
+            ));
             let reasons = progress.failed.values().take(3);
             waits.extend(reasons.map(|(partition, reason)| format!("{partition}: {reason}")));
         }
@@ -333,7 +339,10 @@ impl Controller {
     pub async fn wait_index(&self, index: u64) -> bool {
         let mut view = self.watch_view();
         let reached = view.wait_for(|view| view.index >= index);
-        matches!(tokio::time::timeout(INDEX_DEADLINE, reached).await, Ok(Ok(_)))
+        matches!(
+            tokio::time::timeout(INDEX_DEADLINE, reached).await,
+            Ok(Ok(_))
+        )
     }
 
     /// Creates a topic. See [`topics::create`].
@@ -376,7 +385,10 @@ impl Controller {
             }
             inner.tasks.wait().await;
         };
-        if tokio::time::timeout(SHUTDOWN_DEADLINE, ended).await.is_err() {
+        if tokio::time::timeout(SHUTDOWN_DEADLINE, ended)
+            .await
+            .is_err()
+        {
             tracing::warn!("the controller's tasks did not end in time");
         }
     }
@@ -391,7 +403,12 @@ impl Inner {
         if broker == self.me_id() {
             return BrokerState::Alive;
         }
-        match self.members.borrow().get(&broker).map(|member| member.liveness) {
+        match self
+            .members
+            .borrow()
+            .get(&broker)
+            .map(|member| member.liveness)
+        {
             Some(Liveness::Alive) => BrokerState::Alive,
             Some(Liveness::Suspect) => BrokerState::Suspect,
             Some(Liveness::Dead) => BrokerState::Dead,
@@ -442,8 +459,13 @@ async fn run(inner: Arc<Inner>) {
         book: Arc::clone(&inner.book),
     };
     let table = Arc::clone(&inner.leaders);
-    inner.peers.on_hints(Arc::new(move |_from, hints| table.learn_hints(&hints)));
-    spawn(&inner, leaders::run(Arc::clone(&inner.leaders), link, following));
+    inner
+        .peers
+        .on_hints(Arc::new(move |_from, hints| table.learn_hints(&hints)));
+    spawn(
+        &inner,
+        leaders::run(Arc::clone(&inner.leaders), link, following),
+    );
 
     let spec = GroupSpec {
         id: GroupId::CLUSTER,
@@ -455,7 +477,9 @@ async fn run(inner: Arc<Inner>) {
     };
     // What was known before the restart, for the first addresses.
     if let Some(set) = &formed.founding {
-        set.brokers.iter().for_each(|broker| inner.book.learn(broker));
+        set.brokers
+            .iter()
+            .for_each(|broker| inner.book.learn(broker));
     }
     let handle = match inner.groups.open(spec, machine).await {
         Ok(handle) => handle,
@@ -509,7 +533,10 @@ fn start_duties(inner: &Arc<Inner>, handle: &GroupHandle, formed: &Formed) {
     let fatal = inner.fatal.clone();
     spawn(inner, async move {
         // S23: a peer that has seen another process under this identity.
-        let reason = refused.wait_for(Option::is_some).await.map(|reason| reason.clone());
+        let reason = refused
+            .wait_for(Option::is_some)
+            .await
+            .map(|reason| reason.clone());
         if let Ok(reason) = reason {
             fatal.send_replace(reason);
         }
@@ -584,7 +611,11 @@ async fn introduce(inner: Arc<Inner>) {
                 });
             }
         }
-        let told = inner.gossip.lock().as_ref().map(|gossip| gossip.introducer());
+        let told = inner
+            .gossip
+            .lock()
+            .as_ref()
+            .map(|gossip| gossip.introducer());
         if let Some(introducer) = told {
             introducer.introduce(peers).await;
         }
@@ -609,7 +640,11 @@ async fn keep_addresses(inner: Arc<Inner>) {
         if now.cluster_id.is_some() {
             inner.leaders.keep_existing(&now);
         }
-        for broker in now.brokers.values().filter(|broker| broker.id != inner.me_id()) {
+        for broker in now
+            .brokers
+            .values()
+            .filter(|broker| broker.id != inner.me_id())
+        {
             // S23: the cluster's own record of starts.
             inner.peers.remember_boot(broker.id, broker.boot);
         }
@@ -681,7 +716,12 @@ impl LeaderDirectory for Directory {
         let address = if broker == self.0.inner.me_id() {
             self.0.inner.me.client_address.clone()
         } else {
-            self.0.inner.book.get(broker).map(|b| b.client_address).unwrap_or_default()
+            self.0
+                .inner
+                .book
+                .get(broker)
+                .map(|b| b.client_address)
+                .unwrap_or_default()
         };
         Some(LeaderHint {
             broker,

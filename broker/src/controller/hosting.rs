@@ -7,7 +7,7 @@ use qute_proto::ids::{BrokerId, PartitionId, ReplicaId};
 use tokio::sync::mpsc;
 
 use super::reconciler::{Host, HostError, ReplicaSpec};
-use crate::partition::{Hosted, OpenError, PartitionSpec, ReplicaSettings, Replicas};
+use crate::partition::registry::{Hosted, OpenError, PartitionSpec, ReplicaSettings, Replicas};
 use crate::raft::GroupHandle;
 use crate::storage::Store;
 
@@ -35,7 +35,8 @@ fn detached(
 ) -> BoxFuture<'static, Result<(), HostError>> {
     let task = tokio::spawn(work);
     Box::pin(async move {
-        task.await.unwrap_or_else(|error| Err(HostError::Retry(error.to_string())))
+        task.await
+            .unwrap_or_else(|error| Err(HostError::Retry(error.to_string())))
     })
 }
 
@@ -66,7 +67,12 @@ impl Host for LocalReplicas {
         replica: ReplicaId,
     ) -> BoxFuture<'static, Result<(), HostError>> {
         let host = self.clone();
-        detached(async move { host.replicas.delete(partition, replica).await.map_err(host_error) })
+        detached(async move {
+            host.replicas
+                .delete(partition, replica)
+                .await
+                .map_err(host_error)
+        })
     }
 
     fn initialize(
@@ -80,7 +86,9 @@ impl Host for LocalReplicas {
                 return Err(HostError::Retry("it is not open".to_owned()));
             };
             let outcome = replica.group().initialize(members).await;
-            outcome.map(|_| ()).map_err(|error| HostError::Retry(error.to_string()))
+            outcome
+                .map(|_| ())
+                .map_err(|error| HostError::Retry(error.to_string()))
         })
     }
 

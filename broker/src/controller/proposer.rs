@@ -8,7 +8,9 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use prost::Message as _;
 use qute_proto::ids::BrokerId;
-use qute_proto::internal::{ClusterCommand, CommandReply, ProposeRequest, cluster_command::Command};
+use qute_proto::internal::{
+    ClusterCommand, CommandReply, ProposeRequest, cluster_command::Command,
+};
 use qute_proto::v1::{self, ErrorCode};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -124,7 +126,9 @@ impl Proposer {
     pub fn not_leader(&self, leader: Option<Leader>) -> v1::Error {
         let handle = self.cluster.borrow().clone();
         let leadership = handle.map(|handle| handle.leadership()).unwrap_or_default();
-        let leader = leader.or(leadership.leader).filter(|l| l.broker != self.own);
+        let leader = leader
+            .or(leadership.leader)
+            .filter(|l| l.broker != self.own);
         v1::Error {
             leader_hint: leader.map(|leader| self.hint(leader.broker, leadership.term)),
             ..error(
@@ -262,10 +266,18 @@ impl Proposer {
             }
             decided => return decided,
         };
-        let known = failure.leader_hint.as_ref().map(|hint| BrokerId(hint.broker_id));
+        let known = failure
+            .leader_hint
+            .as_ref()
+            .map(|hint| BrokerId(hint.broker_id));
         let mut targets: Vec<BrokerId> = hint.take().into_iter().chain(known).collect();
         if targets.is_empty() {
-            targets = self.book.all().iter().map(|b| BrokerId(b.broker_id)).collect();
+            targets = self
+                .book
+                .all()
+                .iter()
+                .map(|b| BrokerId(b.broker_id))
+                .collect();
         }
         let mut asked = BTreeSet::new();
         for target in targets {
@@ -276,7 +288,11 @@ impl Proposer {
                 hello: Some(self.peers.hello()),
                 command: command.clone(),
             };
-            match self.calls.propose(&broker.peer_address, request, CALL_DEADLINE).await {
+            match self
+                .calls
+                .propose(&broker.peer_address, request, CALL_DEADLINE)
+                .await
+            {
                 Ok(response) => match response.error {
                     None => {
                         let reply = CommandReply::decode(response.reply)

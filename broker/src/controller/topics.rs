@@ -72,7 +72,11 @@ pub async fn create(
             format!("topic `{}` exists", request.name),
         ));
     }
-    let members = now.brokers.values().filter(|broker| broker.registered).count();
+    let members = now
+        .brokers
+        .values()
+        .filter(|broker| broker.registered)
+        .count();
     let replicas = match request.replicas {
         0 => placement::automatic_replicas(members),
         n => n,
@@ -100,7 +104,10 @@ pub async fn create(
         }
         None => Err(error(
             ErrorCode::UnknownTopic,
-            format!("topic `{}` was created and has been deleted since", request.name),
+            format!(
+                "topic `{}` was created and has been deleted since",
+                request.name
+            ),
         )),
     }
 }

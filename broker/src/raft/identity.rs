@@ -259,9 +259,7 @@ fn check_cluster(
         )
     };
     match (cluster, theirs) {
-        (Some(ours), Some(theirs)) if ours != theirs => {
-            Err(Refusal::WrongCluster { ours, theirs })
-        }
+        (Some(ours), Some(theirs)) if ours != theirs => Err(Refusal::WrongCluster { ours, theirs }),
         (Some(_), Some(_)) => Ok(BrokerId(hello.broker_id)),
         _ => Err(Refusal::NotFormed),
     }

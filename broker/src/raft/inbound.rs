@@ -52,11 +52,7 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    pub(super) fn new(
-        raft: Raft,
-        reserve: ReserveFn,
-        closed: Option<Arc<DropGuard>>,
-    ) -> Arc<Self> {
+    pub(super) fn new(raft: Raft, reserve: ReserveFn, closed: Option<Arc<DropGuard>>) -> Arc<Self> {
         Arc::new(Self {
             raft,
             reserve,
@@ -67,11 +63,7 @@ impl Inbound {
     }
 
     /// Queues an append; it is answered through `reply`.
-    pub(super) fn push(
-        self: &Arc<Self>,
-        request: AppendEntriesRequest<TypeConfig>,
-        reply: Reply,
-    ) {
+    pub(super) fn push(self: &Arc<Self>, request: AppendEntriesRequest<TypeConfig>, reply: Reply) {
         let bytes = codec::data_bytes(&request);
         let mut queue = self.queue.lock();
         if queue.bytes + bytes > QUEUED_BYTES_MAX {
@@ -163,10 +155,13 @@ impl Inbound {
         }
         match (self.reserve)(bytes) {
             Ok(space) => {
-                let first = request.entries.iter_mut().find_map(|entry| match &mut entry.payload {
-                    EntryPayload::Normal(payload) => Some(payload),
-                    EntryPayload::Blank | EntryPayload::Membership(_) => None,
-                });
+                let first = request
+                    .entries
+                    .iter_mut()
+                    .find_map(|entry| match &mut entry.payload {
+                        EntryPayload::Normal(payload) => Some(payload),
+                        EntryPayload::Blank | EntryPayload::Membership(_) => None,
+                    });
                 if let Some(payload) = first {
                     payload.space = Some(space);
                 }

@@ -63,7 +63,8 @@ impl LogStore {
 }
 
 async fn read_frames(log: &Arc<Log>, start: u64, end: u64) -> Result<Vec<Frame>, io::Error> {
-    log.read(start..end, READ_BYTES_MAX).map_err(io::Error::other)
+    log.read(start..end, READ_BYTES_MAX)
+        .map_err(io::Error::other)
 }
 
 pub(super) fn position(id: LogId) -> Position {

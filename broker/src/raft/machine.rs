@@ -49,10 +49,7 @@ type Snapshot = openraft::Snapshot<CommittedLeaderId, u64, ReplicaNode, Snapshot
 pub(super) enum Unusable {
     /// S1: the log ends below a checkpoint.
     #[error("its log ends at {end:?}, below its checkpoint at index {checkpoint}")]
-    LogEndsBelowCheckpoint {
-        checkpoint: u64,
-        end: Option<u64>,
-    },
+    LogEndsBelowCheckpoint { checkpoint: u64, end: Option<u64> },
     /// The checkpoint at an index is of another entry than the log holds there.
     #[error("its checkpoint at index {index} is of term {checkpoint}, its log holds term {log}")]
     OtherTerm {
@@ -388,7 +385,9 @@ impl RaftStateMachine<TypeConfig> for Machine {
     ) -> Result<(), io::Error> {
         let checkpoint = Checkpoint::decode(data.clone()).map_err(io::Error::other)?;
         if Some(checkpoint.last) != meta.last_log_id {
-            return Err(io::Error::other("the snapshot covers another entry than it says"));
+            return Err(io::Error::other(
+                "the snapshot covers another entry than it says",
+            ));
         }
         let last = checkpoint.last;
         if self.log.term_at(last.index) == Some(last.leader_id.term) {
@@ -417,4 +416,3 @@ impl RaftStateMachine<TypeConfig> for Machine {
         Ok(checkpoint.as_ref().map(snapshot))
     }
 }
-

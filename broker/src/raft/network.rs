@@ -48,8 +48,7 @@ const IN_FLIGHT_MAX: usize = 64;
 const IN_FLIGHT_BYTES_MAX: usize = 8 << 20;
 
 type RpcError = RPCError<TypeConfig>;
-type Snapshot =
-    openraft::Snapshot<super::types::CommittedLeaderId, u64, ReplicaNode, SnapshotData>;
+type Snapshot = openraft::Snapshot<super::types::CommittedLeaderId, u64, ReplicaNode, SnapshotData>;
 
 /// Makes the network clients of one replica.
 pub struct Network {
@@ -218,7 +217,12 @@ impl RaftNetworkV2<TypeConfig> for Client {
     ) -> Result<VoteResponse<TypeConfig>, RpcError> {
         let payload = codec::encode_vote_request(&request);
         let answer = self
-            .call(Lane::Control, FrameKind::VoteRequest, payload, VOTE_DEADLINE)
+            .call(
+                Lane::Control,
+                FrameKind::VoteRequest,
+                payload,
+                VOTE_DEADLINE,
+            )
             .await
             .map_err(|error| self.error(RPCTypes::Vote, error, VOTE_DEADLINE))?;
         codec::decode_vote_response(answer).map_err(|error| malformed(&error))
@@ -231,7 +235,12 @@ impl RaftNetworkV2<TypeConfig> for Client {
     ) -> Result<VoteResponse<TypeConfig>, RpcError> {
         let payload = codec::encode_vote_request(&request);
         let answer = self
-            .call(Lane::Control, FrameKind::PreVoteRequest, payload, VOTE_DEADLINE)
+            .call(
+                Lane::Control,
+                FrameKind::PreVoteRequest,
+                payload,
+                VOTE_DEADLINE,
+            )
             .await
             .map_err(|error| self.error(RPCTypes::Vote, error, VOTE_DEADLINE))?;
         codec::decode_vote_response(answer).map_err(|error| malformed(&error))
@@ -260,8 +269,8 @@ impl RaftNetworkV2<TypeConfig> for Client {
             answer = call => answer,
             closed = cancel => return Err(closed.into()),
         };
-        let answer =
-            answer.map_err(|error| self.error(RPCTypes::InstallSnapshot, error, SNAPSHOT_DEADLINE))?;
+        let answer = answer
+            .map_err(|error| self.error(RPCTypes::InstallSnapshot, error, SNAPSHOT_DEADLINE))?;
         Ok(codec::decode_snapshot_response(answer).map_err(|error| malformed(&error))?)
     }
 
@@ -272,7 +281,12 @@ impl RaftNetworkV2<TypeConfig> for Client {
     ) -> Result<TransferLeaderResponse<TypeConfig>, RpcError> {
         let payload = codec::encode_transfer_request(&request);
         let answer = self
-            .call(Lane::Control, FrameKind::TransferRequest, payload, VOTE_DEADLINE)
+            .call(
+                Lane::Control,
+                FrameKind::TransferRequest,
+                payload,
+                VOTE_DEADLINE,
+            )
             .await
             .map_err(|error| self.error(RPCTypes::TransferLeader, error, VOTE_DEADLINE))?;
         codec::decode_transfer_response(answer).map_err(|error| malformed(&error))

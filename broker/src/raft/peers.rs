@@ -51,10 +51,8 @@ impl Context {
 
     /// True if waiting does not help against this refusal.
     pub(super) fn is_final(&self, error: &v1::Error) -> bool {
-        matches!(
-            error.code(),
-            v1::ErrorCode::InvalidArgument | v1::ErrorCode::WrongCluster
-        )
+        // Not WRONG_CLUSTER: an address that was heard of may belong to a stranger by now.
+        error.code() == v1::ErrorCode::InvalidArgument
     }
 
     pub(super) fn report_refused(&self, reason: &str) {
@@ -161,7 +159,7 @@ impl Peers {
     }
 
     /// Set once a peer has refused this process for good (S23: its data directory was copied or
-    /// rolled back; or it is of another cluster). The broker should stop.
+    /// rolled back). The broker should stop.
     #[must_use]
     pub fn watch_refused(&self) -> watch::Receiver<Option<String>> {
         self.context.refused.subscribe()

@@ -106,7 +106,11 @@ impl FrameQueue {
     fn look(&self, last_sent: Instant) -> Look {
         let state = self.state.lock();
         if state.frames.is_empty() {
-            return if state.closed { Look::Closed } else { Look::Empty };
+            return if state.closed {
+                Look::Closed
+            } else {
+                Look::Empty
+            };
         }
         let lazy_at = last_sent + LAZY_INTERVAL;
         if state.urgent || state.closed || state.bytes >= MESSAGE_BYTES || lazy_at <= Instant::now()

@@ -233,7 +233,10 @@ fn accept(
 ) -> Option<(Open, Request, Reply)> {
     let kind = frame.kind();
     if kind == FrameKind::LeaderHints {
-        match (LeaderHints::decode(frame.payload), groups.peers().context.hints.get()) {
+        match (
+            LeaderHints::decode(frame.payload),
+            groups.peers().context.hints.get(),
+        ) {
             (Ok(hints), Some(sink)) => sink(from, hints),
             (Ok(_), None) => {}
             (Err(error), _) => tracing::warn!(peer = %from, %error, "malformed leader hints"),
@@ -245,7 +248,11 @@ fn accept(
         queue: Arc::clone(queue),
         correlation_id: frame.correlation_id,
         kind: answer_kind(kind),
-        urgency: if is_heartbeat { Urgency::Lazy } else { Urgency::Now },
+        urgency: if is_heartbeat {
+            Urgency::Lazy
+        } else {
+            Urgency::Now
+        },
     };
     let Some(id) = frame.group.as_ref().and_then(GroupId::from_wire) else {
         reply.fail(&"no group id");

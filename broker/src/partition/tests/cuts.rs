@@ -200,7 +200,9 @@ async fn produce(cluster: &Cluster, acknowledged: &mut Vec<Offset>, count: u64) 
             };
             match result {
                 Ok(ack) => acknowledged.push(ack.base_offset),
-                Err(Error::UnknownProducer | Error::DuplicateUnknownOffset | Error::Overlapping) => {
+                Err(
+                    Error::UnknownProducer | Error::DuplicateUnknownOffset | Error::Overlapping,
+                ) => {
                     panic!("the table forgot batch {}", acknowledged.len())
                 }
                 Err(_) => {
@@ -230,7 +232,10 @@ async fn committed(cluster: &Cluster) -> Vec<(u64, String)> {
             let view = BatchView::parse(one.bytes).unwrap();
             for record in view.records().unwrap() {
                 let value = record.unwrap().value.unwrap();
-                all.push((one.base_offset.0, String::from_utf8(value.to_vec()).unwrap()));
+                all.push((
+                    one.base_offset.0,
+                    String::from_utf8(value.to_vec()).unwrap(),
+                ));
             }
         }
         from = chunk.next_offset;

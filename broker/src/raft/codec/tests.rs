@@ -50,10 +50,7 @@ fn append() -> AppendEntriesRequest<TypeConfig> {
     }
 }
 
-fn assert_same(
-    left: &AppendEntriesRequest<TypeConfig>,
-    right: &AppendEntriesRequest<TypeConfig>,
-) {
+fn assert_same(left: &AppendEntriesRequest<TypeConfig>, right: &AppendEntriesRequest<TypeConfig>) {
     assert_eq!(left.vote, right.vote);
     assert_eq!(left.prev_log_id, right.prev_log_id);
     assert_eq!(left.entries, right.entries);
@@ -89,7 +86,10 @@ fn append_request_keeps_its_golden_bytes() {
 fn append_request_with_a_large_batch_shares_its_bytes_and_copies_small_ones() {
     let large = Bytes::from(vec![7_u8; 64 << 10]);
     let mut request = append();
-    request.entries = vec![batch(5, 10, large), batch(5, 11, Bytes::from_static(b"small"))];
+    request.entries = vec![
+        batch(5, 10, large),
+        batch(5, 11, Bytes::from_static(b"small")),
+    ];
     let message = Bytes::from(append_request_to_wire(&request).encode_to_vec());
     let inside = |bytes: &Bytes| {
         let range = message.as_ptr_range();
@@ -102,7 +102,10 @@ fn append_request_with_a_large_batch_shares_its_bytes_and_copies_small_ones() {
         other => panic!("{other}"),
     };
     assert!(inside(&payload(0)), "large: zero-copy");
-    assert!(!inside(&payload(1)), "small: does not keep the message alive");
+    assert!(
+        !inside(&payload(1)),
+        "small: does not keep the message alive"
+    );
 }
 
 #[test]
@@ -120,7 +123,9 @@ fn append_request_that_openraft_could_not_bear_is_refused() {
         }),
         ("a hole", |wire| wire.entries[2].index += 1),
         ("a falling term", |wire| wire.entries[1].term = 3),
-        ("a term beyond the leader's", |wire| wire.entries[3].term = 6),
+        ("a term beyond the leader's", |wire| {
+            wire.entries[3].term = 6
+        }),
         ("an unknown kind", |wire| wire.entries[0].kind = 9),
         ("a batch of no records", |wire| wire.entries[1].records = 0),
         ("a command of records", |wire| wire.entries[3].records = 1),

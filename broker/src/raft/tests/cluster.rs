@@ -107,7 +107,10 @@ async fn tail_that_was_never_committed_gives_way_to_the_new_leaders() {
     cluster.stop(old).await;
     for proposal in lost {
         let error = proposal.await.unwrap_err();
-        assert!(!error.is_unwritten(), "S11: unknown, not unwritten: {error}");
+        assert!(
+            !error.is_unwritten(),
+            "S11: unknown, not unwritten: {error}"
+        );
     }
 
     for at in &others {
@@ -136,7 +139,10 @@ async fn learner_of_a_cut_log_gets_the_snapshot_at_the_log_start_and_then_every_
     cluster.propose(&leader, 0..200, 500).await;
     // The log start is a command; the cut goes to the last checkpoint at or below it (S17).
     let start = super::harness::batch(150, 8).bytes;
-    leader.command(start, 1_800_000_000_000, None).await.unwrap();
+    leader
+        .command(start, 1_800_000_000_000, None)
+        .await
+        .unwrap();
     let cut = eventually("the cut", async || {
         leader.cut_log().await.unwrap();
         leader.log().purged()
@@ -149,17 +155,30 @@ async fn learner_of_a_cut_log_gets_the_snapshot_at_the_log_start_and_then_every_
     let at = cluster.add_broker().await;
     let learner = cluster.open(at).await;
     let broker = cluster.broker(at).id;
-    leader.add_learner(Cluster::replica(at), broker, PATIENCE).await.unwrap();
+    leader
+        .add_learner(Cluster::replica(at), broker, PATIENCE)
+        .await
+        .unwrap();
     cluster.converged(&range(0..220)).await;
     let purged = learner.log().purged().unwrap();
     assert_eq!(purged, cut, "one snapshot, at the log start");
-    let retained = learner.log().read(purged.index + 1..u64::MAX, usize::MAX).unwrap();
+    let retained = learner
+        .log()
+        .read(purged.index + 1..u64::MAX, usize::MAX)
+        .unwrap();
     assert_eq!(retained.first().unwrap().index, cut.index + 1);
     let last = leader.log().last().unwrap().index;
-    assert_eq!(retained.last().unwrap().index, last, "the rest as replication");
+    assert_eq!(
+        retained.last().unwrap().index,
+        last,
+        "the rest as replication"
+    );
 
     // The same content on both, checksums of time included (S7, S19).
-    let original = leader.log().read(cut.index + 1..u64::MAX, usize::MAX).unwrap();
+    let original = leader
+        .log()
+        .read(cut.index + 1..u64::MAX, usize::MAX)
+        .unwrap();
     assert_eq!(original.len(), retained.len());
     for (ours, theirs) in original.iter().zip(&retained) {
         assert_eq!(ours, theirs);
@@ -190,8 +209,14 @@ async fn leader_without_a_quorum_confirms_nothing() {
     for other in (0..3).filter(|other| *other != at) {
         cluster.stop(other).await;
     }
-    let error = leader.confirm(Duration::from_millis(500)).await.unwrap_err();
-    assert!(matches!(error, ConfirmError::NoQuorum | ConfirmError::NotLeader { .. }));
+    let error = leader
+        .confirm(Duration::from_millis(500))
+        .await
+        .unwrap_err();
+    assert!(matches!(
+        error,
+        ConfirmError::NoQuorum | ConfirmError::NotLeader { .. }
+    ));
     drop(leader);
     cluster.stop_all().await;
 }

@@ -32,7 +32,10 @@ async fn request_for_another_replica_id_is_refused() {
     };
     let error = ask(&cluster, frame.clone()).await.unwrap_err();
     assert!(matches!(error, LinkError::Remote(_)), "{error}");
-    assert!(error.to_string().contains("replica 99 is not here"), "{error}");
+    assert!(
+        error.to_string().contains("replica 99 is not here"),
+        "{error}"
+    );
 
     let unknown = PeerFrame {
         group: Some(GroupId::CLUSTER.to_wire()),
@@ -81,7 +84,10 @@ async fn frames_that_make_no_sense_are_refused_and_the_stream_lives_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_opened_twice_is_refused() {
     let mut cluster = Cluster::form(1).await;
-    let again = cluster.broker(0).groups.open(cluster.spec(0), cluster.numbers[0].clone());
+    let again = cluster
+        .broker(0)
+        .groups
+        .open(cluster.spec(0), cluster.numbers[0].clone());
     assert!(matches!(again.await, Err(OpenError::AlreadyOpen { .. })));
     cluster.stop_all().await;
 }
@@ -97,7 +103,9 @@ async fn listed_replica_without_its_files_is_quarantined_not_made_anew() {
     std::fs::remove_dir_all(cluster.dir(0).join("topics")).unwrap();
     std::fs::create_dir(cluster.dir(0).join("topics")).unwrap();
     let broker = super::harness::Broker::start(cluster.dir(0), cluster.cluster).await;
-    let opened = broker.groups.open(cluster.spec(0), cluster.numbers[0].clone());
+    let opened = broker
+        .groups
+        .open(cluster.spec(0), cluster.numbers[0].clone());
     let error = opened.await.unwrap_err();
     assert!(matches!(error, OpenError::Quarantined { .. }), "{error}");
     broker.stop().await;
@@ -130,7 +138,9 @@ async fn log_that_ends_below_its_checkpoint_is_quarantined() {
     log.truncate_after(Some(2)).await.unwrap();
     drop(log);
     assert!(newest > 2);
-    let opened = broker.groups.open(cluster.spec(0), cluster.numbers[0].clone());
+    let opened = broker
+        .groups
+        .open(cluster.spec(0), cluster.numbers[0].clone());
     let error = opened.await.unwrap_err();
     assert!(matches!(error, OpenError::Quarantined { .. }), "{error}");
     broker.stop().await;
@@ -166,9 +176,14 @@ async fn hints_that_are_broadcast_reach_every_peer() {
     let heard: Arc<Mutex<Heard>> = Arc::default();
     for at in [1, 2] {
         let heard = Arc::clone(&heard);
-        cluster.broker(at).peers.on_hints(Arc::new(move |from, hints| {
-            heard.lock().extend(hints.leaders.into_iter().map(|it| (from, it)));
-        }));
+        cluster
+            .broker(at)
+            .peers
+            .on_hints(Arc::new(move |from, hints| {
+                heard
+                    .lock()
+                    .extend(hints.leaders.into_iter().map(|it| (from, it)));
+            }));
     }
     let from = cluster.broker(0);
     let leader = GroupLeader {
@@ -188,6 +203,11 @@ async fn hints_that_are_broadcast_reach_every_peer() {
     .await;
     from.peers.broadcast_hints(vec![leader.clone()]);
     eventually("hints", async || (heard.lock().len() == 2).then_some(())).await;
-    assert!(heard.lock().iter().all(|it| *it == (from.id, leader.clone())));
+    assert!(
+        heard
+            .lock()
+            .iter()
+            .all(|it| *it == (from.id, leader.clone()))
+    );
     cluster.stop_all().await;
 }

@@ -74,7 +74,10 @@ async fn peer_that_restarted_is_admitted_and_its_old_streams_end() {
     peers.lost(&old);
     admit(&peers, &hello(2, 6, 21)).unwrap();
     assert!(old.superseded.is_cancelled());
-    assert!(admit(&peers, &hello(2, 5, 20)).is_err(), "the old one is gone");
+    assert!(
+        admit(&peers, &hello(2, 5, 20)).is_err(),
+        "the old one is gone"
+    );
 }
 
 #[tokio::test(start_paused = true)]
