@@ -202,23 +202,29 @@ impl Client {
         cluster_index: u64,
         deadline: Instant,
     ) -> Result<TopicDescription> {
-        let _ = timeout_at(deadline, self.shared.metadata.refresh()).await;
-        let endpoints = self.shared.metadata.endpoints();
-        let waits = endpoints
-            .iter()
-            .map(|address| self.served_by(address, name, id, cluster_index, deadline));
-        let mut last = None;
-        let mut served = None;
-        for outcome in join_all(waits).await {
-            match outcome {
-                Ok(topic) => served = Some(topic),
-                Err(error) if error.kind() == ErrorKind::Timeout => return Err(error),
-                Err(error) => last = Some(error),
+        let mut backoff = Backoff::new(&self.shared.config);
+        loop {
+            let _ = timeout_at(deadline, self.shared.metadata.refresh()).await;
+            let endpoints = self.shared.metadata.endpoints();
+            let waits = endpoints
+                .iter()
+                .map(|address| self.served_by(address, name, id, cluster_index, deadline));
+            let mut last = None;
+            let mut served = None;
+            for outcome in join_all(waits).await {
+                match outcome {
+                    Ok(topic) => served = Some(topic),
+                    Err(error) if error.kind() == ErrorKind::Timeout => return Err(error),
+                    Err(error) => last = Some(error),
+                }
+            }
+            let until = Instant::now() + backoff.step();
+            match (served, last) {
+                (Some(topic), _) => return Ok(topic),
+                (None, Some(error)) if until >= deadline => return Err(error),
+                (None, _) => tokio::time::sleep_until(until).await,
             }
         }
-        served.ok_or_else(|| {
-            last.unwrap_or_else(|| Error::new(ErrorKind::Unreachable, "no broker could be reached"))
-        })
     }
 
     async fn served_by(
@@ -252,7 +258,12 @@ impl Client {
                     }
                 }
                 // A broker that is down does not hold up the others.
-                Ok(Err(error)) if silent_since.elapsed() >= SILENT_BROKER => return Err(error),
+                Ok(Err(error))
+                    if error.kind() == ErrorKind::Unreachable
+                        || silent_since.elapsed() >= SILENT_BROKER =>
+                {
+                    return Err(error);
+                }
                 Err(_) if silent_since.elapsed() >= SILENT_BROKER => {
                     return Err(Error::new(
                         ErrorKind::Unreachable,

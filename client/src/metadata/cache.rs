@@ -38,8 +38,6 @@ pub(crate) struct MetadataCache {
     begun: std::sync::atomic::AtomicU64,
     /// Wakes the task that refreshes for those who do not wait themselves.
     refresh_wanted: Notify,
-    /// The endpoint that answered last.
-    last_good: Mutex<Option<Address>>,
 }
 
 /// The last refresh that completed.
@@ -60,7 +58,6 @@ impl MetadataCache {
             refreshing: tokio::sync::Mutex::default(),
             begun: std::sync::atomic::AtomicU64::new(0),
             refresh_wanted: Notify::new(),
-            last_good: Mutex::new(None),
         }
     }
 
@@ -112,22 +109,30 @@ impl MetadataCache {
         self.version.send_modify(|version| *version += 1);
     }
 
-    /// All addresses worth asking: the one that answered last, the other brokers, the bootstrap
-    /// list.
+    /// All addresses worth asking, in an order that changes: a broker that is cut off from the
+    /// others answers with an old view, so none is asked first for ever. Brokers believed dead
+    /// and the bootstrap list come last.
     pub(crate) fn endpoints(&self) -> Vec<Address> {
         let view = self.view.load();
-        let mut brokers: Vec<Address> = view
+        let mut brokers: Vec<_> = view
             .brokers
             .values()
             .filter(|broker| !broker.address.is_empty())
-            .map(|broker| Arc::clone(&broker.address))
             .collect();
         brokers.shuffle(&mut rand::rng());
+        brokers.sort_by_key(|broker| {
+            matches!(
+                broker.state,
+                v1::BrokerState::Dead | v1::BrokerState::Suspect
+            )
+        });
+        let brokers = brokers
+            .into_iter()
+            .map(|broker| Arc::clone(&broker.address));
         let bootstrap = self.config.bootstrap.addresses();
         let bootstrap = bootstrap.iter().map(|address| address.as_str().into());
-        let last_good = self.last_good.lock().clone();
         let mut endpoints: Vec<Address> = Vec::new();
-        for address in last_good.into_iter().chain(brokers).chain(bootstrap) {
+        for address in brokers.chain(bootstrap) {
             if !endpoints.contains(&address) {
                 endpoints.push(address);
             }
@@ -197,9 +202,7 @@ impl MetadataCache {
                 min_cluster_index,
                 ..Default::default()
             };
-            self.ask(&address, request).await?;
-            *self.last_good.lock() = Some(address);
-            Ok(())
+            self.ask(&address, request).await.map(drop)
         };
         first_answer(self.endpoints(), deadline, ask).await
     }
