@@ -5,12 +5,30 @@
 //! in, then replicas close with their checkpoints, then the last round of the flusher.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use qute_proto::ids::BrokerId;
 use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
 
+use crate::api::cluster::ClusterApi;
+use crate::api::log::LogService;
+use crate::api::peer::PeerApi;
+use crate::api::server;
 use crate::config::{self, Config};
+use crate::controller::{self, Controller, ControllerConfig, Foundation};
+use crate::env::{Clock, SystemClock};
+use crate::http;
+use crate::partition::registry::{Hosted, Replicas};
+use crate::raft::{Groups, GroupsConfig, Identity, Peers};
+use crate::storage::{self, Store, StoreConfig};
+
+/// Streams that clients keep open get this long to end by themselves at a shutdown.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Why a broker did not start. Each text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +48,15 @@ pub enum StartError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The data directory can't be used.
+    #[error("data directory: {0}")]
+    Storage(#[from] storage::Error),
+    /// What is stored about the cluster can't be read.
+    #[error(transparent)]
+    Controller(#[from] controller::StartError),
+    /// gRPC reflection could not be set up.
+    #[error("gRPC reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
 }
 
 fn bind_advice(error: &std::io::Error, setting: &str) -> String {
@@ -152,12 +179,41 @@ fn local(
     })
 }
 
-/// A running broker. Dropping it stops it abruptly, as a crash would, but for the flush of what
-/// has been acknowledged: use [`shutdown`](Self::shutdown).
+/// A running broker. Dropping it without [`shutdown`](Self::shutdown) stops it abruptly: what has
+/// been acknowledged is safe, as after a crash.
 pub struct Broker {
     advertise: String,
     http_address: Option<SocketAddr>,
-    broker_id: BrokerId,
+    store: Store,
+    peers: Peers,
+    groups: Groups,
+    replicas: Replicas,
+    controller: Controller,
+    log_service: LogService,
+    watches: CancellationToken,
+    grpc: Listener,
+    http: Option<Listener>,
+    upkeep: JoinHandle<()>,
+}
+
+/// A listener's task, and how it is told to stop.
+struct Listener {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Listener {
+    /// Lets it end by itself for `patience`, then ends it.
+    async fn stop(mut self, patience: Duration) {
+        // It may have ended already.
+        let _ = self.stop.send(());
+        if tokio::time::timeout(patience, &mut self.task)
+            .await
+            .is_err()
+        {
+            self.task.abort();
+        }
+    }
 }
 
 impl Broker {
@@ -169,17 +225,74 @@ impl Broker {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.check()?;
         let sockets = Sockets::bind(&config).await?;
+        let store = open_store(&config).await?;
+        report_leftovers(&store);
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let identity = Identity {
+            broker: store.identity(),
+            boot: store.boot(),
+            process: rand::random::<u64>().max(1),
+        };
+        let peers = Peers::new(identity);
+        let timing = GroupsConfig {
+            heartbeat_ms: config.raft_heartbeat_ms,
+            election_ms_min: config.raft_election_min_ms,
+            election_ms_max: config.raft_election_max_ms,
+        };
+        let groups = Groups::new(store.clone(), peers.clone(), timing);
+        let replicas = Replicas::new(groups.clone(), Arc::clone(&clock));
+        let controller = Controller::start(
+            ControllerConfig {
+                name: config.name.clone(),
+                client_address: sockets.advertise.clone(),
+                peer_address: sockets.advertise.clone(),
+                gossip_address: sockets.advertise_gossip.clone(),
+                rack: config.rack.clone(),
+                seeds: config.seeds.clone(),
+                expect: config.expect,
+            },
+            Foundation {
+                store: store.clone(),
+                peers: peers.clone(),
+                groups: groups.clone(),
+                replicas: replicas.clone(),
+                gossip_socket: sockets.gossip,
+                clock,
+            },
+        )?;
+        let log_service = LogService::new(replicas.clone(), controller.directory());
+        let watches = CancellationToken::new();
+        let grpc = serve_grpc(sockets.grpc, &controller, &log_service, watches.clone()).await?;
+        let status = Arc::new(Status {
+            store: store.clone(),
+            replicas: replicas.clone(),
+            controller: controller.clone(),
+        });
+        let http = sockets.http.map(|listener| serve_http(listener, status));
+        tracing::info!(
+            broker = %identity.broker, boot = identity.boot, name = config.name,
+            address = sockets.advertise, data_dir = %config.data_dir.display(), "listening"
+        );
         Ok(Self {
             advertise: sockets.advertise,
             http_address: sockets.http_address,
-            broker_id: BrokerId(0),
+            upkeep: tokio::spawn(announce_readiness(controller.clone())),
+            store,
+            peers,
+            groups,
+            replicas,
+            controller,
+            log_service,
+            watches,
+            grpc,
+            http,
         })
     }
 
     /// The broker's id: random, kept in its data directory.
     #[must_use]
     pub fn broker_id(&self) -> BrokerId {
-        self.broker_id
+        self.store.identity()
     }
 
     /// The address that clients are told, `HOST:PORT`.
@@ -197,11 +310,11 @@ impl Broker {
     /// Why the broker isn't ready; empty: it is.
     #[must_use]
     pub fn waits(&self) -> Vec<String> {
-        vec!["the broker has not joined a cluster".into()]
+        self.controller.waits()
     }
 
-    /// Waits until the broker is ready: the cluster is formed, `__cluster` has a leader and all
-    /// its replicas are open.
+    /// Waits until the broker is ready: the cluster is formed, `__cluster` has a leader, the
+    /// founding brokers are registered, and all replicas of this broker are open.
     ///
     /// # Errors
     /// After `deadline`: what it still waits for.
@@ -218,15 +331,231 @@ impl Broker {
             if tokio::time::Instant::now() >= end {
                 return Err(waits);
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(READY_POLL).await;
         }
     }
 
     /// Resolves when the broker can't go on, with the reason.
+    ///
+    /// # Cancel safety
+    /// Safe.
     pub async fn fatal(&self) -> String {
-        std::future::pending().await
+        let mut controller = self.controller.watch_fatal();
+        let mut refused = self.peers.watch_refused();
+        tokio::select! {
+            reason = some(&mut controller) => reason,
+            reason = some(&mut refused) => reason,
+        }
     }
 
-    /// Stops the broker in order; ends within about 10 seconds whatever its peers do.
-    pub async fn shutdown(self) {}
+    /// Stops the broker in order; ends within about 20 seconds whatever its peers do.
+    pub async fn shutdown(self) {
+        tracing::info!("stopping");
+        self.upkeep.abort();
+        self.watches.cancel();
+        let streams = self.log_service.shutdown();
+        if tokio::time::timeout(DRAIN_DEADLINE, streams).await.is_err() {
+            tracing::warn!("some client streams did not end in time");
+        }
+        self.controller.shutdown().await;
+        self.replicas.shutdown().await;
+        self.groups.close_all().await;
+        self.peers.shutdown().await;
+        self.grpc.stop(DRAIN_DEADLINE).await;
+        self.store.shutdown().await;
+        if let Some(http) = self.http {
+            http.stop(Duration::ZERO).await;
+        }
+        tracing::info!("stopped");
+    }
+}
+
+const READY_POLL: Duration = Duration::from_millis(20);
+
+/// The first value that is there; for ever, if the sender goes without one.
+async fn some(watched: &mut watch::Receiver<Option<String>>) -> String {
+    loop {
+        if let Some(reason) = watched.borrow_and_update().clone() {
+            return reason;
+        }
+        if watched.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn open_store(config: &Config) -> Result<Store, StartError> {
+    let mut store = StoreConfig::new(&config.data_dir);
+    store.tail_cache_bytes = config.tail_cache_bytes;
+    store.open_files_max = usize::try_from(config.open_files_max).unwrap_or(usize::MAX);
+    if config.disk_floor_bytes > 0 {
+        store.disk_floor_bytes = config.disk_floor_bytes;
+    }
+    match tokio::task::spawn_blocking(move || Store::open(store)).await {
+        Ok(opened) => Ok(opened?),
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// S22: what is not known is kept and said.
+fn report_leftovers(store: &Store) {
+    for path in store.unknown_dirs() {
+        tracing::warn!(path = %path.display(), "not a replica of this broker: left as it is");
+    }
+}
+
+async fn serve_grpc(
+    listener: TcpListener,
+    controller: &Controller,
+    log: &LogService,
+    watches: CancellationToken,
+) -> Result<Listener, StartError> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health
+        .set_service_status("", tonic_health::ServingStatus::Serving)
+        .await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(qute_proto::DESCRIPTORS)
+        .build_v1()?;
+    let router = server::builder()
+        .add_service(health_service)
+        .add_service(reflection)
+        .add_service(ClusterApi::new(controller.clone(), watches).server())
+        .add_service(PeerApi::new(controller.clone()).server())
+        .add_service(log.server());
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let (stop, stopped) = oneshot::channel::<()>();
+    let task = tokio::spawn(async move {
+        let served = router
+            .serve_with_incoming_shutdown(incoming, async {
+                // A dropped sender is an abrupt stop.
+                let _ = stopped.await;
+            })
+            .await;
+        if let Err(error) = served {
+            tracing::error!(%error, "the gRPC listener has failed");
+        }
+    });
+    Ok(Listener { stop, task })
+}
+
+fn serve_http(listener: TcpListener, status: Arc<Status>) -> Listener {
+    let metrics = match http::recorder() {
+        Ok(handle) => Some(handle),
+        Err(error) => {
+            tracing::warn!(error, "/metrics is not served");
+            None
+        }
+    };
+    let (stop, stopped) = oneshot::channel::<()>();
+    let task = tokio::spawn(http::serve(listener, status, metrics, async {
+        // A dropped sender is an abrupt stop.
+        let _ = stopped.await;
+    }));
+    Listener { stop, task }
+}
+
+/// Says once when the broker has become ready, and what it waits for while it hasn't.
+async fn announce_readiness(controller: Controller) {
+    let mut said = Vec::new();
+    loop {
+        let waits = controller.waits();
+        if waits.is_empty() {
+            tracing::info!("ready");
+            return;
+        }
+        if waits != said {
+            tracing::info!(waits = waits.join("; "), "not ready yet");
+            said = waits;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// What the HTTP endpoints report of this broker.
+struct Status {
+    store: Store,
+    replicas: Replicas,
+    controller: Controller,
+}
+
+impl http::Status for Status {
+    fn faults(&self) -> Vec<String> {
+        self.controller
+            .watch_fatal()
+            .borrow()
+            .clone()
+            .into_iter()
+            .collect()
+    }
+
+    fn waits(&self) -> Vec<String> {
+        self.controller.waits()
+    }
+
+    fn refresh_gauges(&self) {
+        let view = self.controller.view();
+        let progress = self.controller.progress();
+        let space = self.store.free_space();
+        gauge("qute_replicas_open", &[], progress.open as u64);
+        gauge("qute_replicas_desired", &[], progress.desired as u64);
+        gauge(
+            "qute_replicas_quarantined",
+            &[],
+            progress.quarantined.len() as u64,
+        );
+        gauge("qute_replicas_orphaned", &[], progress.orphans.len() as u64);
+        gauge("qute_storage_available_bytes", &[], space.available_bytes);
+        gauge("qute_storage_floor_bytes", &[], space.floor_bytes);
+        gauge("qute_storage_cached_bytes", &[], self.store.cached_bytes());
+        gauge("qute_cluster_index", &[], view.index);
+        let names: std::collections::HashMap<_, _> = view
+            .topics
+            .values()
+            .map(|topic| (topic.id, topic.name.clone()))
+            .collect();
+        for (partition, hosted) in self.replicas.list() {
+            let Hosted::Open(replica) = hosted else {
+                continue;
+            };
+            let name = names
+                .get(&partition.topic)
+                .cloned()
+                .unwrap_or_else(|| partition.topic.to_string());
+            let labels = [
+                metrics::Label::new("topic", name),
+                metrics::Label::new("partition", partition.partition.to_string()),
+            ];
+            let bounds = replica.bounds();
+            let stats = replica.group().log().stats();
+            gauge(
+                "qute_partition_high_watermark",
+                &labels,
+                bounds.high_watermark.0,
+            );
+            gauge(
+                "qute_partition_log_start_offset",
+                &labels,
+                bounds.log_start.0,
+            );
+            gauge("qute_partition_size_bytes", &labels, stats.size_bytes);
+            gauge(
+                "qute_partition_prewritten_bytes",
+                &labels,
+                stats.prewritten_bytes,
+            );
+            gauge(
+                "qute_partition_leader",
+                &labels,
+                u64::from(replica.serving().is_some()),
+            );
+            gauge("qute_partition_term", &labels, replica.leadership().term);
+        }
+    }
+}
+
+/// A gauge holds a float: exact up to 2^53, which is enough for offsets and bytes alike.
+#[allow(clippy::cast_precision_loss)]
+fn gauge(name: &'static str, labels: &[metrics::Label], value: u64) {
+    metrics::gauge!(name, labels.to_vec()).set(value as f64);
 }

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 after a clean shutdown (SIGTERM, SIGINT), 1 on a fatal error, 2 on wrong usage.
 
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
         .unwrap_or_else(|_| EnvFilter::new("info,openraft=warn,foca=warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
 
