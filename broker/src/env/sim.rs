@@ -334,6 +334,11 @@ impl SimFs {
         self.disk.lock().faults.push(fault);
     }
 
+    /// Lets operations succeed again.
+    pub fn clear_faults(&self) {
+        self.disk.lock().faults.clear();
+    }
+
     /// Lets `changes` more changing operations through, then the power goes.
     pub fn power_off_after(&self, changes: u64) {
         self.disk.lock().changes_left = Some(changes);

@@ -109,6 +109,14 @@ impl Queue {
         }
     }
 
+    /// Forgets a commit mark that a truncation leaves beyond the end (S1).
+    pub(super) fn cut_commit(&self, key: &ReplicaKey, from_index: u64) {
+        self.inner
+            .lock()
+            .commits
+            .retain(|other, at| other != key || at.index < from_index);
+    }
+
     pub(super) fn close(&self) {
         self.inner.lock().is_closed = true;
         self.wake.notify_one();

@@ -214,6 +214,7 @@ impl Log {
             last,
         };
         let gone = state.cut(&cut, &end);
+        core.shared.queue.cut_commit(&core.key, from_index);
         let receiver = self.alone(Act::Truncate(cut))?;
         drop(state);
         core.uncount(&gone);
@@ -689,6 +690,9 @@ impl State {
         self.next_offset = end.offset;
         self.last_time_ms = end.time_ms;
         self.tail_pos = end.pos;
+        self.committed = self
+            .committed
+            .filter(|committed| committed.index < cut.from_index);
         self.tail_base = cut.keep_base;
         self.planned.retain(|plan| plan.base_index <= cut.keep_base);
         self.cut_epoch += 1;

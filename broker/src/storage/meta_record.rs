@@ -86,14 +86,24 @@ impl MetaState {
             MetaRecord::Purged(key, position) => {
                 self.with(key, |meta| meta.purged = Some(*position));
             }
-            MetaRecord::Committed(key, position) => {
-                self.with(key, |meta| meta.committed = Some(*position));
-            }
+            MetaRecord::Committed(key, position) => self.with(key, |meta| {
+                // One that waited while a snapshot was installed is too old.
+                if meta
+                    .purged
+                    .is_none_or(|purged| purged.index < position.index)
+                {
+                    meta.committed = Some(*position);
+                }
+            }),
             MetaRecord::Truncated(key, mark) => self.with(key, |meta| {
                 // A mark that voids less, of earlier rounds, says nothing more.
                 meta.marks
                     .retain(|old| old.from_index < mark.from_index || old.round > mark.round);
                 meta.marks.push(*mark);
+                // S1: a commit mark never stands beyond the end.
+                meta.committed = meta
+                    .committed
+                    .filter(|committed| committed.index < mark.from_index);
             }),
             MetaRecord::RoundFloor(key, round) => {
                 self.with(key, |meta| meta.marks.retain(|mark| mark.round >= *round));

@@ -247,7 +247,8 @@ fn drop_ended(
     Ok(())
 }
 
-fn remove(fs: &dyn Fs, path: &Path) -> Result<(), Error> {
+/// Removes a file that may be gone already.
+pub(super) fn remove(fs: &dyn Fs, path: &Path) -> Result<(), Error> {
     match fs.remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::io("remove", path, error))

@@ -96,7 +96,15 @@ impl SpaceAccount {
     }
 
     fn left(&self, inner: &mut Inner) -> u64 {
-        if inner.asked.elapsed() > ASK_EVERY || inner.used_bytes > ASK_AFTER_BYTES {
+        // Near the floor every byte counts, also those that only the file system knows of.
+        let room = inner
+            .space
+            .available_bytes
+            .saturating_sub(self.floor(&inner.space));
+        if inner.asked.elapsed() > ASK_EVERY
+            || inner.used_bytes > ASK_AFTER_BYTES
+            || inner.used_bytes > room / 8
+        {
             self.ask(inner);
         }
         inner

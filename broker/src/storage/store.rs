@@ -155,7 +155,8 @@ impl Store {
         let meta_file =
             MetaFile::create(Arc::clone(&fs), &meta_dir, identity.0, number, &found.state)?;
         for stale in &found.stale {
-            fs.remove_file(stale).at("remove", stale)?;
+            // One of them may have been written over and renamed.
+            recovery::remove(fs.as_ref(), stale)?;
         }
         let unknown = survey(fs.as_ref(), &topics, &found.state)?;
         let space = SpaceAccount::open(Arc::clone(&fs), dir.clone(), config.disk_floor_bytes)?;

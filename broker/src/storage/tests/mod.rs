@@ -1,6 +1,9 @@
 //! Tests of the whole layer, on the simulated and the real file system.
 
 mod basic;
+mod crash;
+mod damage;
+mod data_dir;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
