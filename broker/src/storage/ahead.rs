@@ -17,6 +17,8 @@ const STEP_BYTES_MAX: u64 = 4 << 20;
 
 /// See the module's documentation.
 pub(super) struct Ahead {
+    /// Only where somebody waits for syncs.
+    is_wanted: bool,
     inner: Mutex<Inner>,
     piece_done: Condvar,
 }
@@ -39,8 +41,15 @@ struct Inner {
 const ROUND_BYTES_MAX: u64 = 1 << 20;
 
 impl Ahead {
-    pub(super) fn new(segment: u64, path: PathBuf, write_pos: u64, ready_to: u64) -> Self {
+    pub(super) fn new(
+        is_wanted: bool,
+        segment: u64,
+        path: PathBuf,
+        write_pos: u64,
+        ready_to: u64,
+    ) -> Self {
         Self {
+            is_wanted,
             inner: Mutex::new(Inner {
                 segment,
                 path,
@@ -79,7 +88,10 @@ impl Ahead {
         inner.write_pos = end;
         inner.ready_to = inner.ready_to.max(end);
         let left = inner.ready_to - end;
-        let wants = left < step(end) / 2 && !inner.is_queued && inner.round_bytes < ROUND_BYTES_MAX;
+        let wants = self.is_wanted
+            && left < step(end) / 2
+            && !inner.is_queued
+            && inner.round_bytes < ROUND_BYTES_MAX;
         inner.is_queued |= wants;
         (fresh, wants)
     }

@@ -26,7 +26,7 @@ use super::meta_record::MetaRecord;
 use super::recovery;
 use super::shared::Shared;
 use super::space::{Reservation, SpaceAccount};
-use super::types::{LogConfig, ReplicaKey};
+use super::types::{Durability, LogConfig, ReplicaKey};
 use super::writer::create_segment;
 use crate::env::{Fs, LockGuard, RealFs};
 
@@ -362,6 +362,7 @@ impl Store {
                 }
             })?;
         let ahead = Ahead::new(
+            config.durability == Durability::Disk,
             recovered.writer.segment.id,
             recovered.writer.segment.path.clone(),
             u64::from(recovered.writer.end.pos),
