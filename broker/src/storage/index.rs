@@ -305,3 +305,68 @@ impl IndexHeader {
         Some(entries)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn index_encoded_has_golden_bytes() {
+        let header = SegmentHeader {
+            replica: 1,
+            base_index: 2,
+            base_offset: 3,
+            nonce: 4,
+            round_floor: 5,
+            prev_term: 6,
+            prev_time_ms: 7,
+            prev_link: 8,
+        };
+        let end = SegmentEnd {
+            index: 11,
+            offset: 12,
+            time_ms: 13,
+            term: 14,
+            round: 15,
+            pos: 16,
+            link: 17,
+        };
+        let mut index = SparseIndex::default();
+        index.terms.push(2, 9);
+        index.entries.push(IndexEntry {
+            index: 2,
+            offset: 3,
+            time_ms: 8,
+            pos: 128,
+        });
+        let bytes = index.encode(&header, &end);
+        assert_eq!(&bytes[..12], b"QUTEIDX1\x01\0\0\0");
+        let words: Vec<u64> = bytes[16..72]
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|word| u64::from_le_bytes(*word))
+            .collect();
+        assert_eq!(words, [4, 2, 11, 12, 13, 14, 15]);
+        assert_eq!(
+            bytes[72..88],
+            [16, 0, 0, 0, 17, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0]
+        );
+        assert_eq!(bytes.len(), INDEX_HEADER + TERM_BYTES + ENTRY_BYTES);
+        let (terms, entries) = bytes[INDEX_HEADER..].split_at(TERM_BYTES);
+        let described = IndexHeader::decode(&bytes).unwrap();
+        assert_eq!(
+            (described.nonce, described.base_index, described.end),
+            (4, 2, end)
+        );
+        assert_eq!(described.decode_terms(terms), Some(index.terms.clone()));
+        assert_eq!(described.decode_entries(entries), Some(index.entries));
+        for bit in 0..INDEX_HEADER * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(IndexHeader::decode(&flipped).is_none(), "bit {bit}");
+        }
+        assert!(described.decode_terms(&[0; 16]).is_none());
+        assert!(described.decode_entries(&[0; 28]).is_none());
+    }
+}

@@ -396,10 +396,10 @@ fn check_floor(
         listing.checkpoints.remove(&index);
     }
     if let Some(purged) = meta.purged
-        && !listing
+        && listing
             .checkpoints
             .last()
-            .is_some_and(|last| *last >= purged.index)
+            .is_none_or(|last| *last < purged.index)
     {
         let reason = format!("no checkpoint at or after index {}", purged.index);
         return Err(quarantined(key, reason));

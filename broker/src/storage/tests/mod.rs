@@ -1,5 +1,10 @@
 //! Tests of the whole layer, on the simulated and the real file system.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "stamps of test frames and sizes of test files"
+)]
+
 mod basic;
 mod crash;
 mod damage;
