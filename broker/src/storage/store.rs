@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -29,6 +30,9 @@ use super::space::{Reservation, SpaceAccount};
 use super::types::{Durability, LogConfig, ReplicaKey};
 use super::writer::create_segment;
 use crate::env::{Fs, LockGuard, RealFs};
+
+/// A log that was dropped is let go of within this, or somebody still holds it.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The blob that counts openings (S23).
 const BOOT: &str = "storage/boot";
@@ -390,17 +394,22 @@ impl Store {
         Ok(Log::new(core, recovered.checkpoints))
     }
 
-    /// A log that was dropped may still be with the flusher: waits until it is not.
+    /// A log that was dropped may still be with the flusher, which lets go of it just after it has
+    /// answered, or with a background task: waits until it is not.
     fn wait_closed(&self, key: &ReplicaKey) -> Result<(), Error> {
-        let open = |key| self.handle.logs.lock().get(key).and_then(Weak::upgrade);
-        if let Some(core) = open(key) {
+        let open = || self.handle.logs.lock().get(key).and_then(Weak::upgrade);
+        if let Some(core) = open() {
             barrier(core)?;
         }
-        if open(key).is_some() {
-            return Err(Error::Conflict {
-                replica: *key,
-                reason: "it is open",
-            });
+        let deadline = Instant::now() + CLOSE_DEADLINE;
+        while open().is_some() {
+            if Instant::now() > deadline {
+                return Err(Error::Conflict {
+                    replica: *key,
+                    reason: "it is open",
+                });
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }

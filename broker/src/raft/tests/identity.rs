@@ -149,8 +149,8 @@ async fn clone_of_a_running_broker_is_refused_by_its_peers_and_told_so() {
     let clone = Broker::start_as(copy, store, cluster.cluster).await;
     for at in [0, 2] {
         let peer = cluster.broker(at);
-        // The clone and its peer know each other well enough for this.
         eventually("the genuine broker is connected", async || {
+            peer.peers.send_hints(original.broker, Vec::new());
             peer.peers.is_connected(original.broker).then_some(())
         })
         .await;
