@@ -63,8 +63,14 @@ impl LogStore {
 }
 
 async fn read_frames(log: &Arc<Log>, start: u64, end: u64) -> Result<Vec<Frame>, io::Error> {
-    log.read(start..end, READ_BYTES_MAX)
-        .map_err(io::Error::other)
+    // From memory at once; a read of files must not hold a worker of the runtime.
+    let read = if start >= log.cached_from() {
+        log.read(start..end, READ_BYTES_MAX)
+    } else {
+        let log = Arc::clone(log);
+        tokio::task::spawn_blocking(move || log.read(start..end, READ_BYTES_MAX)).await?
+    };
+    read.map_err(io::Error::other)
 }
 
 pub(super) fn position(id: LogId) -> Position {

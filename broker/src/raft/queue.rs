@@ -75,6 +75,11 @@ impl FrameQueue {
         true
     }
 
+    /// Bytes that wait.
+    pub(super) fn bytes(&self) -> usize {
+        self.state.lock().bytes
+    }
+
     /// Ends the stream once what is queued has been taken.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;

@@ -34,6 +34,9 @@ const HANDLE_DEADLINE: Duration = Duration::from_secs(30);
 /// Messages of one stream being handled at once, beside the queued appends.
 const HANDLING_MAX: usize = 256;
 
+/// Answers waiting for a peer that does not read them, at most.
+const ANSWERS_BYTES_MAX: usize = 64 << 20;
+
 /// What a peer stream sends back.
 pub type PeerAnswers = Pin<Box<dyn Stream<Item = Result<PeerMessage, tonic::Status>> + Send>>;
 
@@ -186,6 +189,10 @@ where
             }
         };
         groups.peers().context.known.heard(peer);
+        if queue.bytes() > ANSWERS_BYTES_MAX {
+            tracing::warn!(peer = %peer.broker, "a peer does not read its answers");
+            return;
+        }
         let mut requests = Vec::new();
         for frame in message.frames {
             if let Some(request) = accept(groups, frame, queue, peer.broker) {
@@ -197,12 +204,17 @@ where
         }
         match Arc::clone(&handling).try_acquire_owned() {
             Ok(permit) => {
+                let shutdown = groups.peers().context.shutdown.clone();
                 groups.peers().spawn(async move {
                     let mut work: FuturesUnordered<_> = requests
                         .into_iter()
                         .map(|(open, request, reply)| handle(open, request, reply))
                         .collect();
-                    while work.next().await.is_some() {}
+                    let all = async { while work.next().await.is_some() {} };
+                    tokio::select! {
+                        () = all => {}
+                        () = shutdown.cancelled() => {}
+                    }
                     drop(permit);
                 });
             }

@@ -391,6 +391,14 @@ impl Log {
         self.core.state.lock().first_index()
     }
 
+    /// The first index from which on everything is in memory; [`Self::next_index`] if nothing is.
+    #[must_use]
+    pub fn cached_from(&self) -> u64 {
+        let state = self.core.state.lock();
+        let oldest = state.cache.front().map(|oldest| oldest.frame.index);
+        oldest.unwrap_or(state.next_index)
+    }
+
     /// The index of the next entry.
     #[must_use]
     pub fn next_index(&self) -> u64 {

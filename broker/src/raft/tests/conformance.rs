@@ -134,8 +134,9 @@ impl RaftLogStorage<TypeConfig> for Checkpointed {
     {
         let mut entries: Vec<Entry> = entries.into_iter().collect();
         if self.log.last().is_none() && self.log.purged().is_none() {
-            let first = entries.first().map_or(0, |entry| entry.log_id.index);
-            let filling = (0..first).map(|index| Entry::new_blank(log_id(0, index)));
+            let first = entries.first().map_or(log_id(0, 0), |entry| entry.log_id);
+            let term = first.leader_id.term;
+            let filling = (0..first.index).map(|index| Entry::new_blank(log_id(term, index)));
             entries.splice(..0, filling.collect::<Vec<_>>());
         }
         self.store.append(entries, callback).await

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::super::lane::{
@@ -190,9 +190,9 @@ impl Broker {
         let peers = Peers::new(identity);
         peers.set_cluster(cluster);
         let timing = GroupsConfig {
-            heartbeat_ms: 50,
-            election_ms_min: 200,
-            election_ms_max: 400,
+            heartbeat_ms: 60,
+            election_ms_min: 250,
+            election_ms_max: 500,
         };
         let groups = Groups::new(store.clone(), peers.clone(), timing);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -201,12 +201,11 @@ impl Broker {
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
         let server = tonic::transport::Server::builder()
-            .tcp_nodelay(true)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .max_frame_size(HTTP2_FRAME_BYTES)
             .add_service(service)
-            .serve_with_incoming(TcpListenerStream::new(listener));
+            .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
         Self {
             id: identity.broker,
             address,
