@@ -70,12 +70,14 @@ fn hello(identity: Identity, cluster: Option<ClusterId>) -> PeerHello {
     }
 }
 
+type Links = HashMap<(BrokerId, Lane), Arc<Link>>;
+
 /// The other brokers. Cheap to clone; all clones are the same.
 #[derive(Clone)]
 pub struct Peers {
     pub(super) context: Arc<Context>,
     // Short: look-ups and inserts. Never held across an await.
-    links: Arc<Mutex<HashMap<(BrokerId, Lane), Arc<Link>>>>,
+    links: Arc<Mutex<Links>>,
     tasks: TaskTracker,
 }
 

@@ -110,7 +110,8 @@ fn append_request_with_a_large_batch_shares_its_bytes_and_copies_small_ones() {
 
 #[test]
 fn append_request_that_openraft_could_not_bear_is_refused() {
-    let cases: [(&str, fn(&mut internal::AppendRequest)); 11] = [
+    type Spoil = fn(&mut internal::AppendRequest);
+    let cases: [(&str, Spoil); 11] = [
         ("no vote", |wire| wire.vote = None),
         ("a candidate's vote", |wire| {
             wire.vote.as_mut().unwrap().committed = false;

@@ -257,7 +257,7 @@ impl Cluster {
 
     /// `count` brokers with a replica each, which are the group's voters.
     pub async fn form(count: usize) -> Self {
-        let mut cluster = Self::start(count).await;
+        let cluster = Self::start(count).await;
         cluster.open_all().await;
         cluster.initialize(count).await;
         cluster
