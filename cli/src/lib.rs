@@ -63,7 +63,7 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Completion { shell } => completion(shell),
         command => {
             let quiet = match &command {
-                Command::Dev(_) => "warn",
+                Command::Dev(_) => "warn,openraft=error,foca=error",
                 // What the client has to say it says in its errors.
                 _ => "off",
             };

@@ -1,7 +1,7 @@
 //! What the libraries underneath say, on standard error: warnings of brokers, errors of the
 //! client; more with `-v`, and whatever `QUTE_LOG` asks for.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 
 use tracing_subscriber::EnvFilter;
 
@@ -17,6 +17,7 @@ pub fn start(verbose: u8, quiet: &str) {
     // Fails only if somebody has set one before: a test.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
         .try_init();
 }

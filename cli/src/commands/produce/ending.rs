@@ -67,8 +67,13 @@ impl Ending {
         let seconds = self.elapsed.as_secs_f64().max(1e-6);
         #[allow(clippy::cast_precision_loss)]
         let (records_rate, bytes_rate) = (acknowledged as f64 / seconds, bytes as f64 / seconds);
+        let records = if acknowledged == 1 {
+            "record"
+        } else {
+            "records"
+        };
         format!(
-            "{acknowledged} records, {bytes} bytes in {seconds:.3} s: {records_rate:.0} records/s, {:.2} MB/s",
+            "{acknowledged} {records}, {bytes} bytes in {seconds:.3} s: {records_rate:.0} records/s, {:.2} MB/s",
             bytes_rate / 1e6
         )
     }
@@ -96,7 +101,7 @@ impl Ending {
                     "line {number} has more than {bytes_max} bytes, more than any record may have; \
                      nothing was read beyond it"
                 ))
-                .hint("send it as a file of its own in smaller pieces"))
+                .hint("split it, or send a reference to it"))
             }
             Stop::Input(lines::Error::Read { number, source }) => Err(Failure::error(format!(
                 "can't read standard input in line {number}: {source}"
@@ -139,7 +144,7 @@ fn interrupted(read: u64, tally: &Tally) -> Failure {
     Failure::new(
         exit,
         format!(
-            "interrupted after line {read}: {} records are acknowledged",
+            "interrupted after line {read}: acknowledged records: {}",
             tally.acknowledged
         ),
     )
