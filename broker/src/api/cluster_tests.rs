@@ -462,7 +462,7 @@ async fn cluster_of_one_answers_typed_errors_and_pushes_changes() {
 async fn broker_waiting_for_its_seeds_answers_not_ready() {
     let dir = tempfile::tempdir().unwrap();
     let gone = seat().address;
-    let node = start(dir.path(), seat(), &[gone.clone()], 2).await;
+    let node = start(dir.path(), seat(), std::slice::from_ref(&gone), 2).await;
     let metadata = node.metadata(MetadataRequest::default()).await;
     assert_eq!(metadata.error.unwrap().code(), ErrorCode::NotReady);
     let mut client = node.client().await;

@@ -79,13 +79,6 @@ impl AddressBook {
         }
     }
 
-    /// Forgets who is no member: heard of while forming, perhaps under an id that is gone.
-    pub fn keep_members(&self, view: &ClusterView) {
-        self.entries
-            .lock()
-            .retain(|id, _| view.brokers.contains_key(id));
-    }
-
     /// What is known of one broker.
     #[must_use]
     pub fn get(&self, broker: BrokerId) -> Option<BrokerAddress> {

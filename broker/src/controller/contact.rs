@@ -23,6 +23,8 @@ use crate::raft::Peers;
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 /// Between rounds just after the start.
 const PAUSE_FIRST: Duration = Duration::from_millis(250);
+/// Between looks while everybody is connected.
+const PAUSE_QUIET: Duration = Duration::from_secs(1);
 /// Between rounds while somebody has been unreachable for long.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The same trouble is logged this often.
@@ -68,8 +70,13 @@ impl Contact {
             } else {
                 pause = PAUSE_FIRST;
             }
+            let wait = if missing.is_empty() {
+                PAUSE_QUIET
+            } else {
+                pause
+            };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(wait) => {}
                 Ok(()) = changes.changed() => tokio::time::sleep(PAUSE_FIRST).await,
                 Ok(()) = self.view.changed() => tokio::time::sleep(PAUSE_FIRST).await,
             }
@@ -97,6 +104,10 @@ impl Contact {
     }
 
     async fn round(&self, missing: &BTreeSet<BrokerId>) -> Vec<String> {
+        for broker in missing {
+            // Nothing to tell, but it makes the connection be tried.
+            self.peers.send_hints(*broker, Vec::new());
+        }
         let mut targets: BTreeSet<String> = self.seeds.iter().cloned().collect();
         targets.extend(
             missing

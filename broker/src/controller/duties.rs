@@ -67,6 +67,18 @@ pub async fn initialize(handle: GroupHandle, set: FoundingSet, founded: bool) {
     }
 }
 
+/// A group whose only voter is here need not wait for anybody's lease or election timer.
+pub async fn elect_if_alone(handle: &GroupHandle) {
+    let metrics = handle.metrics();
+    let mut voters = metrics.membership_config.membership().voter_ids();
+    if voters.next() == Some(handle.replica().0)
+        && voters.next().is_none()
+        && let Err(error) = handle.elect().await
+    {
+        tracing::debug!(group = %handle.id(), %error, "did not stand for election");
+    }
+}
+
 /// Does the leader's duties whenever this broker leads `__cluster`. Runs for ever.
 pub async fn lead(
     handle: GroupHandle,

@@ -489,6 +489,7 @@ async fn run(inner: Arc<Inner>) {
             return;
         }
     };
+    duties::elect_if_alone(&handle).await;
     spawn(&inner, keep_addresses(Arc::clone(&inner)));
     let _ = opened.send(handle.clone()).await;
     inner.cluster.send_replace(Some(handle.clone()));
@@ -648,11 +649,14 @@ async fn keep_addresses(inner: Arc<Inner>) {
             // S23: the cluster's own record of starts.
             inner.peers.remember_boot(broker.id, broker.boot);
         }
+        // Whoever was heard of while forming and is no member is not to be connected to.
+        let is_member = |id: &BrokerId| now.cluster_id.is_none() || now.brokers.contains_key(id);
         let addresses: HashMap<BrokerId, String> = inner
             .book
             .all()
             .into_iter()
             .map(|broker| (BrokerId(broker.broker_id), broker.peer_address))
+            .filter(|(id, _)| is_member(id))
             .collect();
         inner.peers.set_addresses(addresses);
         tokio::select! {

@@ -55,6 +55,7 @@ impl Host for LocalReplicas {
                 may_initialize: None,
             };
             let replica = host.replicas.open(spec).await.map_err(host_error)?;
+            super::duties::elect_if_alone(replica.group()).await;
             // Nobody follows leaders any more only when the broker stops.
             let _ = host.opened.send(replica.group().clone()).await;
             Ok(())

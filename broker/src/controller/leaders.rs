@@ -235,7 +235,7 @@ pub async fn run(
                 checks = checks.wrapping_add(1);
                 let led = leaders.led();
                 if !led.is_empty() {
-                    if checks % FULL_EVERY == 0 {
+                    if checks.is_multiple_of(FULL_EVERY) {
                         link.broadcast(led);
                     } else {
                         for broker in now.difference(&connected) {

@@ -11,6 +11,7 @@
 //!   replica that the view does not know is kept and reported.
 //! - S6: a replica that is quarantined is reported and left alone.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -418,8 +419,8 @@ impl<H: Host, R: Reports> Reconciler<H, R> {
                 continue;
             }
             unreported = true;
-            if !self.reported.contains_key(&tombstone.replica) {
-                self.reported.insert(tombstone.replica, now);
+            if let Entry::Vacant(unsaid) = self.reported.entry(tombstone.replica) {
+                unsaid.insert(now);
                 deleted.push(ReplicaDeleted {
                     topic_id: tombstone.partition.topic.to_wire(),
                     partition: tombstone.partition.partition,
