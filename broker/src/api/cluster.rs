@@ -311,6 +311,14 @@ impl Cluster for ClusterApi {
         &self,
         _request: Request<DescribeClusterRequest>,
     ) -> Result<Response<DescribeClusterResponse>, Status> {
+        let mut controller = self.controller.controller();
+        let leads = |hint: &v1::LeaderHint| hint.broker_id == self.controller.me().broker_id;
+        // A leader without a majority goes on believing in itself: ask the others first.
+        if controller.as_ref().is_some_and(leads)
+            && self.controller.proposer().confirm().await.is_err()
+        {
+            controller = None;
+        }
         let view = self.controller.view();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(Response::new(DescribeClusterResponse {
@@ -319,7 +327,7 @@ impl Cluster for ClusterApi {
                 .map(ClusterId::to_wire)
                 .unwrap_or_default(),
             formed: view.cluster_id.is_some(),
-            controller: self.controller.controller(),
+            controller,
             brokers: brokers(&self.controller, &view),
             founding_brokers: count(view.founding.len()),
             cluster_index: view.index,
