@@ -10,8 +10,6 @@
 //! Everything runs in tasks of one set that ends with [`Controller::shutdown`]; a task that
 //! panics makes the broker stop ([`Controller::watch_fatal`]).
 
-use std::collections::{BTreeSet, HashMap};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,40 +17,33 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use qute_proto::ids::{BrokerId, PartitionId};
-use qute_proto::internal::{BrokerAddress, GroupLeader};
+use qute_proto::internal::BrokerAddress;
 use qute_proto::v1::{self, BrokerState};
 use tokio::net::UdpSocket;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::book::AddressBook;
 use super::calls::Calls;
-use super::contact::Contact;
-use super::duties;
 use super::forming::driver::{FormError, Former, Records};
-use super::forming::machine::Formed;
-use super::hosting::LocalReplicas;
-use super::leaders::{self, HintLink, Leaders};
-use super::proposer::{Proposer, Reporter};
-use super::reconciler::{self, Progress};
+use super::leaders::Leaders;
+use super::proposer::Proposer;
+use super::reconciler::Progress;
+use super::running;
 use super::state::ClusterState;
 use super::topics;
 use super::view::{ClusterView, Topic};
 use crate::env::Clock;
-use crate::gossip::{self, Gossip, Liveness, Members};
+use crate::gossip::{Gossip, Liveness, Members};
 use crate::partition::directory::{LeaderDirectory, LeaderHint, Presence};
 use crate::partition::registry::Replicas;
-use crate::raft::{GroupHandle, GroupId, GroupSpec, Groups, Peers};
-use crate::storage::{Durability, LogConfig, Store};
+use crate::raft::{GroupHandle, Groups, Peers};
+use crate::storage::Store;
 
-/// Segments of internal topics.
-const CLUSTER_SEGMENT_BYTES: u64 = 16 << 20;
 /// A broker that gossip has not heard of counts as dead after this.
 const GOSSIP_GRACE: Duration = Duration::from_secs(5);
-/// Replicas opened at once that may wait to be followed.
-const OPENED_MAX: usize = 64;
 /// How long a metadata request waits for an index.
 const INDEX_DEADLINE: Duration = Duration::from_secs(10);
 /// Tasks that do not end are left behind after this.
@@ -98,30 +89,30 @@ pub struct Foundation {
 #[error(transparent)]
 pub struct StartError(#[from] FormError);
 
-struct Inner {
-    me: BrokerAddress,
-    started: Instant,
-    peers: Peers,
-    groups: Groups,
-    store: Store,
-    replicas: Replicas,
-    book: Arc<AddressBook>,
-    calls: Arc<Calls>,
-    former: Arc<Former>,
-    proposer: Arc<Proposer>,
-    leaders: Arc<Leaders>,
-    seeds: Vec<String>,
-    view: watch::Receiver<Arc<ClusterView>>,
-    cluster: watch::Sender<Option<GroupHandle>>,
-    members: watch::Sender<Arc<Members>>,
-    progress: watch::Sender<Progress>,
-    fatal: watch::Sender<Option<String>>,
+pub(super) struct Inner {
+    pub(super) me: BrokerAddress,
+    pub(super) started: Instant,
+    pub(super) peers: Peers,
+    pub(super) groups: Groups,
+    pub(super) store: Store,
+    pub(super) replicas: Replicas,
+    pub(super) book: Arc<AddressBook>,
+    pub(super) calls: Arc<Calls>,
+    pub(super) former: Arc<Former>,
+    pub(super) proposer: Arc<Proposer>,
+    pub(super) leaders: Arc<Leaders>,
+    pub(super) seeds: Vec<String>,
+    pub(super) view: watch::Receiver<Arc<ClusterView>>,
+    pub(super) cluster: watch::Sender<Option<GroupHandle>>,
+    pub(super) members: watch::Sender<Arc<Members>>,
+    pub(super) progress: watch::Sender<Progress>,
+    pub(super) fatal: watch::Sender<Option<String>>,
     // Taken once: by the task that opens the replica, and by shutdown.
-    machine: Mutex<Option<ClusterState>>,
-    gossip_socket: Mutex<Option<UdpSocket>>,
-    gossip: Mutex<Option<Gossip>>,
-    stop: CancellationToken,
-    tasks: TaskTracker,
+    pub(super) machine: Mutex<Option<ClusterState>>,
+    pub(super) gossip_socket: Mutex<Option<UdpSocket>>,
+    pub(super) gossip: Mutex<Option<Gossip>>,
+    pub(super) stop: CancellationToken,
+    pub(super) tasks: TaskTracker,
 }
 
 /// The controller of one broker. Cheap to clone; all clones are the same.
@@ -199,7 +190,10 @@ impl Controller {
                 tasks: TaskTracker::new(),
             }),
         };
-        spawn(&controller.inner, run(Arc::clone(&controller.inner)));
+        spawn(
+            &controller.inner,
+            running::run(Arc::clone(&controller.inner)),
+        );
         Ok(controller)
     }
 
@@ -395,7 +389,7 @@ impl Controller {
 }
 
 impl Inner {
-    fn me_id(&self) -> BrokerId {
+    pub(super) fn me_id(&self) -> BrokerId {
         BrokerId(self.me.broker_id)
     }
 
@@ -419,7 +413,7 @@ impl Inner {
     }
 }
 
-fn spawn(inner: &Arc<Inner>, work: impl Future<Output = ()> + Send + 'static) {
+pub(super) fn spawn(inner: &Arc<Inner>, work: impl Future<Output = ()> + Send + 'static) {
     let stop = inner.stop.clone();
     let guarded = Arc::downgrade(inner);
     let task = tokio::spawn(async move {
@@ -438,257 +432,6 @@ fn spawn(inner: &Arc<Inner>, work: impl Future<Output = ()> + Send + 'static) {
             inner.fatal.send_replace(Some(text));
         }
     });
-}
-
-/// Forming, then everything that a member does.
-async fn run(inner: Arc<Inner>) {
-    let formed = match inner.former.run().await {
-        Ok(formed) => formed,
-        Err(error) => {
-            inner.fatal.send_replace(Some(error.to_string()));
-            return;
-        }
-    };
-    inner.peers.set_cluster(formed.cluster);
-    let Some(machine) = inner.machine.lock().take() else {
-        return;
-    };
-    let (opened, following) = mpsc::channel(OPENED_MAX);
-    let link = PeerLink {
-        peers: inner.peers.clone(),
-        book: Arc::clone(&inner.book),
-    };
-    let table = Arc::clone(&inner.leaders);
-    inner
-        .peers
-        .on_hints(Arc::new(move |_from, hints| table.learn_hints(&hints)));
-    spawn(
-        &inner,
-        leaders::run(Arc::clone(&inner.leaders), link, following),
-    );
-
-    let spec = GroupSpec {
-        id: GroupId::CLUSTER,
-        replica: formed.replica,
-        log: LogConfig {
-            segment_bytes: CLUSTER_SEGMENT_BYTES,
-            durability: Durability::Disk,
-        },
-    };
-    // What was known before the restart, for the first addresses.
-    if let Some(set) = &formed.founding {
-        set.brokers
-            .iter()
-            .for_each(|broker| inner.book.learn(broker));
-    }
-    let handle = match inner.groups.open(spec, machine).await {
-        Ok(handle) => handle,
-        Err(error) => {
-            let text = format!("the controller's replica does not open: {error}");
-            inner.fatal.send_replace(Some(text));
-            return;
-        }
-    };
-    duties::elect_if_alone(&handle).await;
-    spawn(&inner, keep_addresses(Arc::clone(&inner)));
-    let _ = opened.send(handle.clone()).await;
-    inner.cluster.send_replace(Some(handle.clone()));
-    start_gossip(&inner, &formed).await;
-    start_duties(&inner, &handle, &formed);
-    start_reconciler(&inner, opened);
-}
-
-fn start_duties(inner: &Arc<Inner>, handle: &GroupHandle, formed: &Formed) {
-    if let Some(set) = formed.founding.clone() {
-        let founded = inner.view.borrow().cluster_id.is_some();
-        spawn(inner, duties::initialize(handle.clone(), set, founded));
-    }
-    let lead = duties::lead(
-        handle.clone(),
-        formed.founding.clone(),
-        Arc::clone(&inner.proposer),
-        inner.view.clone(),
-    );
-    spawn(inner, lead);
-    let contact = Contact {
-        me: inner.me.clone(),
-        seeds: inner.seeds.clone(),
-        peers: inner.peers.clone(),
-        calls: Arc::clone(&inner.calls),
-        book: Arc::clone(&inner.book),
-        view: inner.view.clone(),
-        fatal: inner.fatal.clone(),
-    };
-    spawn(inner, contact.run());
-    let register = duties::register(
-        inner.me.clone(),
-        Arc::clone(&inner.proposer),
-        inner.view.clone(),
-    );
-    let fatal = inner.fatal.clone();
-    spawn(inner, async move {
-        let reason = register.await;
-        fatal.send_replace(Some(reason));
-    });
-    let mut refused = inner.peers.watch_refused();
-    let fatal = inner.fatal.clone();
-    spawn(inner, async move {
-        // S23: a peer that has seen another process under this identity.
-        let reason = refused
-            .wait_for(Option::is_some)
-            .await
-            .map(|reason| reason.clone());
-        if let Ok(reason) = reason {
-            fatal.send_replace(reason);
-        }
-    });
-}
-
-fn start_reconciler(inner: &Arc<Inner>, opened: mpsc::Sender<GroupHandle>) {
-    let host = LocalReplicas {
-        replicas: inner.replicas.clone(),
-        store: inner.store.clone(),
-        opened,
-    };
-    let reconciler = reconciler::run(
-        inner.me_id(),
-        host,
-        Reporter(Arc::clone(&inner.proposer)),
-        inner.view.clone(),
-        inner.leaders.changes(),
-        inner.progress.clone(),
-    );
-    spawn(inner, reconciler);
-}
-
-async fn start_gossip(inner: &Arc<Inner>, formed: &Formed) {
-    let Some(socket) = inner.gossip_socket.lock().take() else {
-        return;
-    };
-    let address = match resolve(&inner.me.gossip_address).await {
-        Some(address) => address,
-        None => match socket.local_addr() {
-            Ok(address) => address,
-            Err(error) => {
-                tracing::error!(%error, "gossip does not run");
-                return;
-            }
-        },
-    };
-    let local = gossip::Local {
-        cluster: formed.cluster,
-        broker: inner.me_id(),
-        boot: inner.me.boot,
-        address,
-    };
-    let running = Gossip::start(socket, local);
-    let mut heard = running.members();
-    *inner.gossip.lock() = Some(running);
-    let members = inner.members.clone();
-    spawn(inner, async move {
-        loop {
-            let now = Arc::clone(&heard.borrow_and_update());
-            members.send_replace(now);
-            if heard.changed().await.is_err() {
-                return;
-            }
-        }
-    });
-    spawn(inner, introduce(Arc::clone(inner)));
-}
-
-/// Tells gossip where brokers are.
-async fn introduce(inner: Arc<Inner>) {
-    let mut changes = inner.book.changes();
-    loop {
-        changes.borrow_and_update();
-        let mut peers = Vec::new();
-        for broker in inner.book.all() {
-            if let Some(address) = resolve(&broker.gossip_address).await {
-                peers.push(gossip::Peer {
-                    broker: BrokerId(broker.broker_id),
-                    boot: broker.boot,
-                    address,
-                });
-            }
-        }
-        let told = inner
-            .gossip
-            .lock()
-            .as_ref()
-            .map(|gossip| gossip.introducer());
-        if let Some(introducer) = told {
-            introducer.introduce(peers).await;
-        }
-        if changes.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn resolve(address: &str) -> Option<SocketAddr> {
-    tokio::net::lookup_host(address).await.ok()?.next()
-}
-
-/// Keeps the address book and the peers' addresses up to date with the view.
-async fn keep_addresses(inner: Arc<Inner>) {
-    let mut view = inner.view.clone();
-    let mut changes = inner.book.changes();
-    loop {
-        let now = Arc::clone(&view.borrow_and_update());
-        changes.borrow_and_update();
-        inner.book.learn_members(&now);
-        if now.cluster_id.is_some() {
-            inner.leaders.keep_existing(&now);
-        }
-        for broker in now
-            .brokers
-            .values()
-            .filter(|broker| broker.id != inner.me_id())
-        {
-            // S23: the cluster's own record of starts.
-            inner.peers.remember_boot(broker.id, broker.boot);
-        }
-        // Whoever was heard of while forming and is no member is not to be connected to.
-        let is_member = |id: &BrokerId| now.cluster_id.is_none() || now.brokers.contains_key(id);
-        let addresses: HashMap<BrokerId, String> = inner
-            .book
-            .all()
-            .into_iter()
-            .map(|broker| (BrokerId(broker.broker_id), broker.peer_address))
-            .filter(|(id, _)| is_member(id))
-            .collect();
-        inner.peers.set_addresses(addresses);
-        tokio::select! {
-            changed = view.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-            }
-            Ok(()) = changes.changed() => {}
-        }
-    }
-}
-
-struct PeerLink {
-    peers: Peers,
-    book: Arc<AddressBook>,
-}
-
-impl HintLink for PeerLink {
-    fn send(&self, broker: BrokerId, leaders: Vec<GroupLeader>) -> bool {
-        self.peers.send_hints(broker, leaders)
-    }
-
-    fn broadcast(&self, leaders: Vec<GroupLeader>) {
-        self.peers.broadcast_hints(leaders);
-    }
-
-    fn connected(&self) -> BTreeSet<BrokerId> {
-        let all = self.book.all();
-        let ids = all.iter().map(|broker| BrokerId(broker.broker_id));
-        ids.filter(|id| self.peers.is_connected(*id)).collect()
-    }
 }
 
 struct StoredRecords(Store);

@@ -3,6 +3,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | [`facade`] | [`Controller`]: all of it put together, start to shutdown |
+//! | `running` | the tasks of a member, in the order in which they start |
 //! | [`forming`] | how a broker comes to belong to a cluster (S21) |
 //! | [`state`] | the pure state machine over `ClusterCommand` |
 //! | [`view`] | the immutable picture that it publishes |
@@ -29,6 +30,7 @@ pub mod leaders;
 pub mod placement;
 pub mod proposer;
 pub mod reconciler;
+mod running;
 pub mod settings;
 pub mod state;
 pub mod topics;
