@@ -334,6 +334,10 @@ impl Keeper {
         self.barrier = None;
         self.confirm = None;
         self.lease_lost = false;
+        let unknown = u64::try_from(self.flights.len()).unwrap_or(u64::MAX);
+        if unknown > 0 {
+            metrics::counter!("qute_door_outcome_unknown_total").increment(unknown);
+        }
         for flight in self.flights.drain(..) {
             // S11: it may be in some log. The retry finds out, by its sequence.
             flight.item.refuse(&Error::OutcomeUnknown);
@@ -559,6 +563,7 @@ impl Keeper {
             }
             Err(error) if error.is_unwritten() => {
                 // S15: ReadIndex, then again. Nothing of it is in any log.
+                metrics::counter!("qute_door_knocked_again_total").increment(1);
                 self.lease_lost = true;
                 self.ledger.refused(flight.ticket);
                 self.refused.insert(flight.ticket, flight.item);

@@ -23,7 +23,7 @@ use crate::partition::error::Error;
 use crate::partition::registry::PartitionSpec;
 use crate::partition::replica::Replica;
 use crate::partition::testing::{PATIENCE, TestBroker, partition, records, spec};
-use crate::raft::{Groups, PeerAnswers};
+use crate::raft::{Groups, GroupsConfig, PeerAnswers};
 
 /// Streams of the groups; nothing else of a broker.
 struct Streams(Groups);
@@ -281,4 +281,40 @@ async fn cut_leaders_lose_double_and_reorder_nothing() {
     assert_eq!(offsets, (0..count).collect::<Vec<_>>());
     assert_eq!(cluster.replicas[0].partition(), partition(0));
     Arc::into_inner(cluster).unwrap().stop().await;
+}
+
+// S11, S15: what Raft refuses for want of a lease leaves nothing in the log, and knocks again in
+// its order once a quorum answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_refused_by_lease_knock_again_in_their_order() {
+    let cluster = Cluster::start().await;
+    let mut acknowledged = Vec::new();
+    produce(&cluster, &mut acknowledged, 10).await;
+    let leader = &cluster.replicas[cluster.wait_leader().await];
+    // Nobody hears anybody: nobody can be elected, and the lease runs out.
+    for cut in &cluster.cuts {
+        cut.send_replace(false);
+    }
+    let lease = Duration::from_millis(GroupsConfig::default().election_ms_max);
+    tokio::time::sleep(lease + Duration::from_millis(200)).await;
+    let end = leader.log_end();
+    let knocking: Vec<_> = (10..15)
+        .map(|sequence| leader.append(numbered(sequence)).unwrap())
+        .collect();
+    let mut first = futures::future::join_all(knocking);
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut first).await;
+    assert!(early.is_err(), "answered without a quorum: {early:?}");
+    assert_eq!(leader.log_end(), end, "in the log without a lease");
+    for cut in &cluster.cuts {
+        cut.send_replace(true);
+    }
+    let answers = tokio::time::timeout(PATIENCE, first).await.unwrap();
+    // In order: once one is refused (the leader was deposed after all), none after it is written.
+    let written = answers.iter().take_while(|answer| answer.is_ok()).count();
+    assert!(answers[written..].iter().all(Result::is_err), "{answers:?}");
+    produce(&cluster, &mut acknowledged, 20).await;
+    let all = committed(&cluster).await;
+    let expected: Vec<(u64, String)> = (0..20).map(|n| (n, n.to_string())).collect();
+    assert_eq!(all, expected);
+    cluster.stop().await;
 }
