@@ -11,7 +11,7 @@
 //! | [`machine`] | the records state machine: producer table, log start, checkpoint (S13) |
 //! | [`intake`] | what a batch must be: header, checksum, limits; pure |
 //! | [`ledger`] | the decisions of the door, pure (S11) |
-//! | [`door`] | the one door for writes (S11), one task per open replica |
+//! | [`door`] | the one door for writes (S11); `door/keeper.rs` is its task, one per open replica |
 //! | [`replica`] | [`replica::Replica`]: append, read, wait, list offsets (S18) |
 //! | [`registry`] | [`registry::Replicas`]: what is open on this broker (S10, S22) |
 //! | [`directory`] | what this layer asks of the layers above |
