@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::error::Error;
-use super::log_core::{LogCore, Plan};
+use super::log_core::LogCore;
 use super::meta_record::{MetaRecord, ResetMark, TruncationMark};
 use super::shared::Shared;
+use super::state::Plan;
 use super::sync_pool::SyncPool;
 use super::types::{Durability, ReplicaKey};
 use super::writer::{Buffers, Cut, Pending};

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -16,22 +16,13 @@ use super::checkpoint;
 use super::error::{At as _, Error, Full};
 use super::flusher::{Act, Op};
 use super::frame::{self, PAYLOAD_MAX};
-use super::header::SEGMENT_HEADER;
-use super::index::{SegmentEnd, TermRuns};
-use super::log_core::{Cached, LogCore, Plan, State, cost};
+use super::index::SegmentEnd;
+use super::log_core::LogCore;
 use super::meta_record::{MetaRecord, ResetMark};
 use super::space::Reservation;
+use super::state::{Plan, cost, plan_id};
 use super::types::{Frame, LogStats, NewFrame, Position, ReplicaKey, VoteRecord};
 use super::writer::{Cut, Pending};
-
-fn header_pos() -> u32 {
-    u32::try_from(SEGMENT_HEADER).unwrap_or(u32::MAX)
-}
-
-fn plan_id() -> u64 {
-    static PLAN: AtomicU64 = AtomicU64::new(1);
-    PLAN.fetch_add(1, Ordering::Relaxed)
-}
 
 /// See the module's documentation.
 pub struct Log {
@@ -653,78 +644,4 @@ type Answer = oneshot::Receiver<Result<(), Error>>;
 
 async fn answer(receiver: Answer) -> Result<(), Error> {
     receiver.await.unwrap_or(Err(Error::Closed))
-}
-
-impl State {
-    /// Begins a new segment when a frame of `len` bytes does not fit any more. Decided here, at the
-    /// append, so that the bases of segments are known before an entry is applied.
-    fn roll_before(&mut self, len: u64, segment_bytes: u64) -> Option<Plan> {
-        let is_full =
-            self.tail_pos > header_pos() && u64::from(self.tail_pos) + len > segment_bytes;
-        if !is_full {
-            return None;
-        }
-        let plan = Plan {
-            id: plan_id(),
-            base_index: self.next_index,
-            base_offset: self.next_offset,
-            prev_term: self.last().map_or(0, |last| last.term),
-            prev_time_ms: self.last_time_ms,
-        };
-        self.planned.push_back(plan);
-        self.tail_base = plan.base_index;
-        self.tail_pos = header_pos();
-        Some(plan)
-    }
-
-    fn push(&mut self, frame: &Frame, len: u64) {
-        self.terms.push(frame.index, frame.term);
-        self.next_index = frame.index + 1;
-        self.next_offset = frame.end_offset();
-        self.last_time_ms = frame.broker_time_ms;
-        self.cache.push_back(Cached {
-            frame: frame.clone(),
-            segment_base: self.tail_base,
-            pos: self.tail_pos,
-        });
-        let pos = u64::from(self.tail_pos) + len;
-        self.tail_pos = u32::try_from(pos).unwrap_or(u32::MAX);
-    }
-
-    /// Ends the log for callers. Returns what leaves the cache.
-    fn cut(&mut self, cut: &Cut, end: &SegmentEnd) -> Vec<Cached> {
-        self.terms.cut(cut.from_index);
-        self.next_index = cut.from_index;
-        self.next_offset = end.offset;
-        self.last_time_ms = end.time_ms;
-        self.tail_pos = end.pos;
-        self.committed = self
-            .committed
-            .filter(|committed| committed.index < cut.from_index);
-        self.tail_base = cut.keep_base;
-        self.planned.retain(|plan| plan.base_index <= cut.keep_base);
-        self.cut_epoch += 1;
-        let mut gone = Vec::new();
-        while self
-            .cache
-            .back()
-            .is_some_and(|newest| newest.frame.index >= cut.from_index)
-        {
-            gone.extend(self.cache.pop_back());
-        }
-        gone
-    }
-
-    fn reset(&mut self, position: Position, base_offset: u64) -> Vec<Cached> {
-        self.purged = Some(position);
-        self.committed = Some(position);
-        self.next_index = position.index + 1;
-        self.next_offset = base_offset;
-        self.terms = TermRuns::default();
-        self.planned.clear();
-        self.tail_base = position.index + 1;
-        self.tail_pos = header_pos();
-        self.cut_epoch += 1;
-        self.cache.drain(..).collect()
-    }
 }

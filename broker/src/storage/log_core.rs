@@ -9,7 +9,6 @@
 //! Lock order: `writer`, then `state`, then a segment's own lock, then the queue or the budget.
 //! `state` is held for moments only and never across file access; `writer` is the flusher's.
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,100 +18,10 @@ use tokio::sync::watch;
 
 use super::ahead::Ahead;
 use super::error::Error;
-use super::index::TermRuns;
-use super::segment::Segment;
 use super::shared::Shared;
-use super::types::{Durability, Frame, Position, ReplicaKey, VoteRecord};
+use super::state::{Cached, State, cost};
+use super::types::{Durability, ReplicaKey};
 use super::writer::Writer;
-
-/// Memory of a cached frame beyond its payload.
-const FRAME_OVERHEAD: u64 = 128;
-
-/// A segment that an append has begun and whose file does not exist yet.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
-    /// Unique in this process.
-    pub id: u64,
-    pub base_index: u64,
-    pub base_offset: u64,
-    pub prev_term: u64,
-    pub prev_time_ms: u64,
-}
-
-/// A frame in memory and where it lies, or will.
-pub(super) struct Cached {
-    pub frame: Frame,
-    pub segment_base: u64,
-    pub pos: u32,
-}
-
-pub(super) fn cost(frame: &Frame) -> u64 {
-    frame.payload.len() as u64 + FRAME_OVERHEAD
-}
-
-/// The log as callers see it: appended entries count, synced or not.
-pub(super) struct State {
-    pub purged: Option<Position>,
-    pub next_index: u64,
-    pub next_offset: u64,
-    pub last_time_ms: u64,
-    pub terms: TermRuns,
-    /// Files, by base index, without gaps.
-    pub segments: VecDeque<Arc<Segment>>,
-    /// Segments still to be made, later than all files.
-    pub planned: VecDeque<Plan>,
-    /// Base index of the segment that takes the next frame, and where in it.
-    pub tail_base: u64,
-    pub tail_pos: u32,
-    /// The newest frames, contiguous, up to `next_index`.
-    pub cache: VecDeque<Cached>,
-    /// Rises with each truncation and reset: what a reader saw before may be gone.
-    pub cut_epoch: u64,
-    pub committed: Option<Position>,
-    pub vote: Option<VoteRecord>,
-}
-
-impl State {
-    /// The first index that may be read.
-    pub(super) fn first_index(&self) -> u64 {
-        self.purged.map_or(0, |purged| purged.index + 1)
-    }
-
-    pub(super) fn term_at(&self, index: u64) -> Option<u64> {
-        if let Some(purged) = self.purged
-            && index == purged.index
-        {
-            return Some(purged.term);
-        }
-        if index < self.first_index() || index >= self.next_index {
-            return None;
-        }
-        self.terms.term_at(index)
-    }
-
-    pub(super) fn last(&self) -> Option<Position> {
-        let index = self.next_index.checked_sub(1)?;
-        Some(Position {
-            term: self.term_at(index)?,
-            index,
-        })
-    }
-
-    /// The cached frame `index`.
-    pub(super) fn cached(&self, index: u64) -> Option<&Cached> {
-        let first = self.cache.front()?.frame.index;
-        self.cache
-            .get(super::codec::usize_of(index.checked_sub(first)?))
-    }
-
-    /// The file that holds, or would hold, `index`.
-    pub(super) fn segment_of(&self, index: u64) -> Option<&Arc<Segment>> {
-        let at = self
-            .segments
-            .partition_point(|segment| segment.base_index() <= index);
-        self.segments.get(at.checked_sub(1)?)
-    }
-}
 
 /// See the module's documentation.
 pub(super) struct LogCore {

@@ -4,8 +4,9 @@
 //! | --- | --- |
 //! | `store` | opens the data directory, hands out logs |
 //! | `data_dir` | lock, version, identity |
+//! | `replica_dir` | making, removing, surveying directories of replicas |
 //! | `log` | the handle of one log |
-//! | `log_core` | what handle, flusher and readers share |
+//! | `log_core`, `state` | what handle, flusher and readers share |
 //! | `read` | reading from cache and files |
 //! | `flusher`, `sync_pool`, `writer` | rounds: write, sync, answer |
 //! | `background`, `ahead` | blocks written ahead, sealing, removal |
@@ -41,10 +42,12 @@ mod meta;
 mod meta_record;
 mod read;
 mod recovery;
+mod replica_dir;
 mod scan;
 mod segment;
 mod shared;
 mod space;
+mod state;
 mod store;
 mod sync_pool;
 #[cfg(test)]

@@ -11,8 +11,9 @@ use super::codec::usize_of;
 use super::error::{At as _, Error};
 use super::frame::{FRAME_HEADER, FrameHeader};
 use super::index::SegmentEnd;
-use super::log_core::{Cached, LogCore, State};
+use super::log_core::LogCore;
 use super::segment::{Readable, Seek, Segment};
+use super::state::{Cached, State};
 use super::types::{Frame, FrameKind};
 
 const CHUNK_BYTES_MIN: usize = 64 << 10;

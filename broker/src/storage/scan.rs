@@ -163,3 +163,77 @@ fn look_behind(
         pos += FRAME_ALIGN;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::path::Path;
+
+    use bytes::Bytes;
+
+    use super::super::frame::content_crc;
+    use super::super::types::{Frame, FrameKind};
+    use super::*;
+    use crate::env::{Fs as _, SimFs};
+
+    /// Frames one after another; `None` as link: that of the frame before.
+    fn found(frames: &[(u64, u64, Option<u32>)]) -> Scan {
+        let header = SegmentHeader {
+            replica: 1,
+            base_index: 0,
+            base_offset: 0,
+            nonce: 5,
+            round_floor: 1,
+            prev_term: 0,
+            prev_time_ms: 0,
+            prev_link: 0,
+        };
+        let (mut bytes, crc) = header.encode();
+        let mut link = crc;
+        for (index, round, other_link) in frames {
+            let frame = Frame {
+                term: 1,
+                index: *index,
+                kind: FrameKind::Blank,
+                base_offset: 0,
+                records: 0,
+                broker_time_ms: 0,
+                payload: Bytes::new(),
+            };
+            let at = u32::try_from(bytes.len()).unwrap();
+            let content = content_crc(0, &frame);
+            let link_before = other_link.unwrap_or(link);
+            let frame = FrameHeader::new(&frame, 0, content, link_before, *round, at, 5);
+            frame.encode_into(&mut bytes);
+            link = frame.local_crc;
+        }
+        let fs = SimFs::new(1);
+        let file = fs.create_new(Path::new("/segment")).unwrap();
+        file.write_all_at(&mut [IoSlice::new(&bytes)], 0).unwrap();
+        scan(file.as_ref(), &header, crc, None, &|_, _| false).unwrap()
+    }
+
+    #[test]
+    fn s3_whole_frame_that_does_not_link_is_not_the_next_one() {
+        assert_eq!(
+            found(&[(0, 1, None), (1, 1, None), (2, 2, None)]).end.index,
+            3
+        );
+        // The right index, but of another history.
+        let scan = found(&[(0, 1, None), (1, 1, Some(77))]);
+        assert_eq!((scan.end.index, scan.evidence), (1, None));
+        assert!(
+            found(&[(0, 1, None), (1, 1, Some(77)), (2, 2, None)])
+                .evidence
+                .is_some()
+        );
+        // Rounds never fall.
+        assert_eq!(found(&[(0, 3, None), (1, 2, None)]).end.index, 1);
+    }
+
+    #[test]
+    fn s2_highest_round_is_found_behind_the_end_too() {
+        let scan = found(&[(0, 1, None), (5, 9, None)]);
+        assert_eq!((scan.end.index, scan.round_max), (1, 9));
+    }
+}

@@ -1,6 +1,6 @@
 //! The store of one broker: opens the data directory, starts the flusher, hands out logs.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
@@ -19,23 +19,25 @@ use super::data_dir::{DataDir, full_disk};
 use super::error::{At as _, Error, Full};
 use super::files::FileCache;
 use super::flusher::{Act, Flusher, Op, Queue};
-use super::header::{SEGMENT_HEADER, SegmentHeader};
+use super::header::SegmentHeader;
 use super::log::Log;
 use super::log_core::LogCore;
 use super::meta::{self, MetaFile};
 use super::meta_record::MetaRecord;
 use super::recovery;
+use super::replica_dir;
 use super::shared::Shared;
 use super::space::{Reservation, SpaceAccount};
 use super::types::{Durability, LogConfig, ReplicaKey};
 use super::writer::create_segment;
 use crate::env::{Fs, LockGuard, RealFs};
 
-/// A log that was dropped is let go of within this, or somebody still holds it.
-const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
-
 /// The blob that counts openings (S23).
 const BOOT: &str = "storage/boot";
+/// How long holders of a handle may take to drop it before they are said to hold it.
+const DROP_DEADLINE: Duration = Duration::from_secs(1);
+/// How long a dropped log may take to be out of our own threads' hands.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How to open a store.
 #[derive(Clone)]
@@ -91,9 +93,16 @@ struct Handle {
     shared: Arc<Shared>,
     identity: BrokerId,
     boot: u64,
-    logs: Mutex<HashMap<ReplicaKey, Weak<LogCore>>>,
+    logs: Mutex<HashMap<ReplicaKey, Opened>>,
     running: Mutex<Option<Running>>,
     unknown: Vec<PathBuf>,
+}
+
+/// A log that was opened: what its threads share, and the handle.
+#[derive(Default)]
+struct Opened {
+    core: Weak<LogCore>,
+    handle: Weak<Log>,
 }
 
 struct Running {
@@ -162,7 +171,7 @@ impl Store {
             // One of them may have been written over and renamed.
             recovery::remove(fs.as_ref(), stale)?;
         }
-        let unknown = survey(fs.as_ref(), &topics, &found.state)?;
+        let unknown = replica_dir::survey(fs.as_ref(), &topics, &found.state)?;
         let space = SpaceAccount::open(Arc::clone(&fs), dir.clone(), config.disk_floor_bytes)?;
         let shared = Arc::new(Shared {
             fs,
@@ -285,9 +294,7 @@ impl Store {
     }
 
     fn replica_dir(&self, key: &ReplicaKey) -> PathBuf {
-        DataDir::topics(&self.handle.shared.dir)
-            .join(key.partition.topic.to_string())
-            .join(replica_name(key))
+        replica_dir::path(&DataDir::topics(&self.handle.shared.dir), key)
     }
 
     /// Makes a new, empty log and opens it. Blocks on files.
@@ -316,9 +323,9 @@ impl Store {
         let topics = DataDir::topics(&shared.dir);
         let topic = topics.join(key.partition.topic.to_string());
         let dir = self.replica_dir(&key);
-        make_dir(fs, &topic)?;
-        make_dir(fs, &dir)?;
-        clear_unlisted(fs, &dir, key)?;
+        replica_dir::make_dir(fs, &topic)?;
+        replica_dir::make_dir(fs, &dir)?;
+        replica_dir::clear_unlisted(fs, &dir, key)?;
         create_segment(
             fs,
             &dir,
@@ -381,37 +388,47 @@ impl Store {
             recovered.writer,
             ahead,
         ));
+        let log = Log::new(Arc::clone(&core), recovered.checkpoints);
         let mut logs = self.handle.logs.lock();
         let open = logs.entry(key).or_default();
-        if open.strong_count() > 0 {
+        if open.core.strong_count() > 0 {
             return Err(Error::Conflict {
                 replica: key,
                 reason: "it is open",
             });
         }
-        *open = Arc::downgrade(&core);
-        drop(logs);
-        Ok(Log::new(core, recovered.checkpoints))
+        *open = Opened {
+            core: Arc::downgrade(&core),
+            handle: Arc::downgrade(&log),
+        };
+        Ok(log)
     }
 
-    /// A log that was dropped may still be with the flusher, which lets go of it just after it has
-    /// answered, or with a background task: waits until it is not.
+    /// A log whose handle was dropped may still be with the flusher, which lets go of it just after it
+    /// has answered, or with the background thread. Both write to its files: waits until they don't.
     fn wait_closed(&self, key: &ReplicaKey) -> Result<(), Error> {
-        let open = || self.handle.logs.lock().get(key).and_then(Weak::upgrade);
-        if let Some(core) = open() {
-            barrier(core)?;
-        }
-        let deadline = Instant::now() + CLOSE_DEADLINE;
-        while open().is_some() {
-            if Instant::now() > deadline {
+        let since = Instant::now();
+        loop {
+            let (core, deadline) = match self.handle.logs.lock().get(key) {
+                Some(open) if open.handle.strong_count() > 0 => {
+                    (open.core.upgrade(), DROP_DEADLINE)
+                }
+                Some(open) => (open.core.upgrade(), CLOSE_DEADLINE),
+                None => (None, CLOSE_DEADLINE),
+            };
+            let Some(core) = core else {
+                return Ok(());
+            };
+            if since.elapsed() > deadline {
                 return Err(Error::Conflict {
                     replica: *key,
                     reason: "it is open",
                 });
             }
+            // Its answer does not matter; what counts is that the flusher is past it.
+            let _ = barrier(core);
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok(())
     }
 
     /// Removes a log for good: its id is spent (S9). Blocks on files. An open handle of it fails
@@ -426,13 +443,13 @@ impl Store {
             return Err(Error::UnknownReplica { replica: key });
         }
         let open = self.handle.logs.lock().remove(&key);
-        if let Some(core) = open.as_ref().and_then(Weak::upgrade) {
+        if let Some(core) = open.and_then(|open| open.core.upgrade()) {
             core.retire();
             // Its answer is that the log has stopped; what counts is that the flusher is past it.
             let _ = barrier(core);
         }
         self.meta(vec![MetaRecord::ReplicaRemoved(key)])?;
-        remove_replica_dir(shared.fs.as_ref(), &self.replica_dir(&key))
+        replica_dir::remove(shared.fs.as_ref(), &self.replica_dir(&key))
     }
 
     /// Syncs everything, stops the threads and unlocks the directory. Later calls fail with
@@ -530,114 +547,4 @@ fn barrier(core: Arc<LogCore>) -> Result<(), Error> {
         }),
     })?;
     receiver.recv().unwrap_or(Err(Error::Closed))
-}
-
-fn replica_name(key: &ReplicaKey) -> String {
-    format!("{}-{}", key.partition.partition, key.replica)
-}
-
-fn make_dir(fs: &dyn Fs, path: &Path) -> Result<(), Error> {
-    match fs.create_dir(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        made => made.at("create", path),
-    }
-}
-
-/// What a creation that was interrupted before it was listed has left; never data.
-fn clear_unlisted(fs: &dyn Fs, dir: &Path, key: ReplicaKey) -> Result<(), Error> {
-    let entries = fs.read_dir(dir).at("list", dir)?;
-    for entry in &entries {
-        let path = dir.join(&entry.name);
-        let len = if entry.is_dir {
-            u64::MAX
-        } else {
-            fs.open(&path)
-                .and_then(|file| file.len())
-                .at("measure", &path)?
-        };
-        if len > SEGMENT_HEADER as u64 {
-            // S22
-            return Err(Error::Conflict {
-                replica: key,
-                reason: "its directory holds data that the meta log does not list; it is kept",
-            });
-        }
-    }
-    for entry in &entries {
-        let path = dir.join(&entry.name);
-        fs.remove_file(&path).at("remove", &path)?;
-    }
-    Ok(())
-}
-
-/// Removes a replica's files by their kinds, then its directory when nothing else is in it.
-fn remove_replica_dir(fs: &dyn Fs, dir: &Path) -> Result<(), Error> {
-    if !fs.exists(dir).at("look for", dir)? {
-        return Ok(());
-    }
-    let mut kept = 0;
-    for entry in fs.read_dir(dir).at("list", dir)? {
-        let path = dir.join(&entry.name);
-        let is_ours = entry.name.split_once('.').is_some_and(|(digits, kind)| {
-            digits.parse::<u64>().is_ok()
-                && ["log", "idx", "ckpt", "tmp", "idx.tmp", "ckpt.tmp"].contains(&kind)
-        });
-        if is_ours && !entry.is_dir {
-            fs.remove_file(&path).at("remove", &path)?;
-        } else {
-            kept += 1;
-            tracing::warn!(path = %path.display(), "unknown file in a removed replica's directory, left alone");
-        }
-    }
-    fs.sync_dir(dir).at("sync", dir)?;
-    let Some(topic) = dir.parent() else {
-        return Ok(());
-    };
-    if kept == 0 {
-        fs.remove_dir(dir).at("remove", dir)?;
-        fs.sync_dir(topic).at("sync", topic)?;
-    }
-    // The topic's directory goes with its last replica; another replica keeps it.
-    if let Some(topics) = topic.parent()
-        && fs.read_dir(topic).at("list", topic)?.is_empty()
-        && fs.remove_dir(topic).is_ok()
-    {
-        fs.sync_dir(topics).at("sync", topics)?;
-    }
-    Ok(())
-}
-
-/// Finishes removals that a stop interrupted; finds directories that nobody lists (S22).
-fn survey(
-    fs: &dyn Fs,
-    topics: &Path,
-    meta: &super::meta_record::MetaState,
-) -> Result<Vec<PathBuf>, Error> {
-    let path_of = |key: &ReplicaKey| {
-        topics
-            .join(key.partition.topic.to_string())
-            .join(replica_name(key))
-    };
-    let listed: BTreeSet<PathBuf> = meta.replicas.keys().map(path_of).collect();
-    let removed: BTreeSet<PathBuf> = meta.removed.iter().map(path_of).collect();
-    let mut unknown = Vec::new();
-    for topic in fs.read_dir(topics).at("list", topics)? {
-        let topic_dir = topics.join(&topic.name);
-        if !topic.is_dir {
-            unknown.push(topic_dir);
-            continue;
-        }
-        for replica in fs.read_dir(&topic_dir).at("list", &topic_dir)? {
-            let dir = topic_dir.join(&replica.name);
-            if removed.contains(&dir) {
-                remove_replica_dir(fs, &dir)?;
-            } else if !listed.contains(&dir) {
-                unknown.push(dir);
-            }
-        }
-    }
-    for path in &unknown {
-        tracing::warn!(path = %path.display(), "no replica of this broker: kept, not used");
-    }
-    Ok(unknown)
 }

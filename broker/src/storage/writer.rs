@@ -14,8 +14,9 @@ use super::error::{At as _, Error};
 use super::frame::{FRAME_ALIGN, FRAME_HEADER, FrameHeader};
 use super::header::{SEGMENT_HEADER, SegmentHeader};
 use super::index::{SegmentEnd, SparseIndex};
-use super::log_core::{LogCore, Plan};
+use super::log_core::LogCore;
 use super::segment::{Segment, index_path, segment_name};
+use super::state::Plan;
 use super::types::Frame;
 use crate::env::{File, Fs, read_exact_at};
 

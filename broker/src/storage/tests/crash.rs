@@ -303,6 +303,44 @@ fn check(
     );
 }
 
+/// Memory durability promises nothing but order: what is found is a prefix, votes come after their
+/// data (S5), sealed segments are whole (S2), and it is never called damage.
+#[test]
+fn memory_log_after_power_cut_is_a_prefix() {
+    for seed in 0..60 {
+        let fs = SimFs::new(seed);
+        let store = open(&fs);
+        let memory = LogConfig {
+            durability: Durability::Memory,
+            ..small()
+        };
+        let log = store.create_log(key(1), memory).unwrap();
+        let vote = VoteRecord {
+            term: 1,
+            voted_for: None,
+            committed: false,
+        };
+        let (mut voted_at, votes_from) = (0, seed % 20);
+        for index in 0..40 {
+            append(&log, vec![batch(1, index, vec![1; 300])]).unwrap();
+            if index % 20 == votes_from {
+                block_on(log.save_vote(VoteRecord {
+                    term: index,
+                    ..vote
+                }))
+                .unwrap();
+                voted_at = index + 1;
+            }
+        }
+        let crashed = fs.crash();
+        let store = open(&crashed);
+        let log = store.open_log(key(1), memory).unwrap();
+        assert!(log.next_index() >= voted_at, "seed {seed}");
+        assert_eq!(log.vote().unwrap().term + 1, voted_at);
+        assert_eq!(content(&log).len() as u64, log.next_index());
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
