@@ -23,7 +23,7 @@ use super::types::{
 use crate::storage::Log;
 
 /// Bytes of proposals that one group may have in flight, from admission to apply.
-pub const IN_FLIGHT_BYTES_MAX: usize = 32 << 20;
+pub const IN_FLIGHT_BYTES_MAX: usize = 16 << 20;
 
 /// Bytes of one entry, at most.
 pub const ENTRY_BYTES_MAX: usize = 8 << 20;

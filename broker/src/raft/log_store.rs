@@ -335,6 +335,14 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         self.log
             .purge(position(upto))
             .await
-            .map_err(io::Error::other)
+            .map_err(io::Error::other)?;
+        // What is older than the snapshot can never be one again.
+        let log = Arc::clone(&self.log);
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = log.drop_checkpoints_below(upto.index) {
+                tracing::warn!(replica = %log.key(), %error, "old checkpoints not removed");
+            }
+        });
+        Ok(())
     }
 }

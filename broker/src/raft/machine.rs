@@ -14,6 +14,7 @@
 //!
 //! S1: a checkpoint is saved only when everything it covers is synced.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
@@ -75,8 +76,8 @@ pub struct Machine {
     // Of the last entry that brought one (S19: it never falls).
     broker_time_ms: u64,
     mark: watch::Sender<AppliedMark>,
-    // Taken at a roll, waiting until what it covers is synced (S1).
-    unsaved: Option<Checkpoint>,
+    // Taken at rolls, oldest first, waiting until what they cover is synced (S1).
+    unsaved: VecDeque<Checkpoint>,
     // One past the index of the newest checkpoint taken; a segment that begins behind it asks for
     // the next one.
     checkpoint_after: u64,
@@ -101,7 +102,7 @@ impl Machine {
             next_offset: Offset(0),
             broker_time_ms: 0,
             mark,
-            unsaved: None,
+            unsaved: VecDeque::new(),
             checkpoint_after: 0,
             _closed: closed,
         };
@@ -118,7 +119,7 @@ impl Machine {
         self.next_offset = checkpoint.next_offset;
         self.broker_time_ms = checkpoint.broker_time_ms;
         self.checkpoint_after = checkpoint.last.index + 1;
-        self.unsaved = None;
+        self.unsaved.clear();
     }
 
     fn apply_entry(&mut self, entry: Entry) -> Applied {
@@ -195,20 +196,26 @@ impl Machine {
         bases.into_iter().find(|base| *base > self.checkpoint_after)
     }
 
-    /// Saves the checkpoint that waits, once what it covers is synced (S1). Off this task: it is a
-    /// sync of its own.
+    /// Saves the checkpoints that wait, once what they cover is synced (S1). Off this task: each is
+    /// a sync of its own.
     fn save_when_synced(&mut self) {
         let synced = self.log.synced_index();
-        if let Some(checkpoint) = self.unsaved.take_if(|it| synced >= Some(it.last.index)) {
-            let log = Arc::clone(&self.log);
-            tokio::task::spawn_blocking(move || {
+        let covered = |it: &Checkpoint| synced >= Some(it.last.index);
+        let count = self.unsaved.iter().take_while(|it| covered(it)).count();
+        if count == 0 {
+            return;
+        }
+        let ready: Vec<Checkpoint> = self.unsaved.drain(..count).collect();
+        let log = Arc::clone(&self.log);
+        tokio::task::spawn_blocking(move || {
+            for checkpoint in ready {
                 let index = checkpoint.last.index;
                 if let Err(error) = log.save_checkpoint(index, &checkpoint.encode()) {
                     // The next restart begins at an older one; nothing is lost.
                     tracing::warn!(index, %error, "checkpoint not saved");
                 }
-            });
-        }
+            }
+        });
     }
 }
 
@@ -346,7 +353,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
                 answers.push((responder, applied));
             }
             if roll.is_some_and(|base| last.index + 1 >= base) {
-                self.unsaved = Some(self.checkpoint(last));
+                self.unsaved.push_back(self.checkpoint(last));
                 self.checkpoint_after = last.index + 1;
                 roll = self.next_roll();
             }

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use qute_proto::ids::Offset;
 
+use super::super::checkpoint::Checkpoint;
 use super::super::*;
 use super::harness::{Cluster, PATIENCE, eventually};
 use crate::storage::LogConfig;
@@ -139,17 +140,36 @@ async fn learner_of_a_cut_log_gets_the_snapshot_at_the_log_start_and_then_every_
     cluster.propose(&leader, 0..200, 500).await;
     // The log start is a command; the cut goes to the last checkpoint at or below it (S17).
     let start = super::harness::batch(150, 8).bytes;
-    leader
-        .command(start, 1_800_000_000_000, None)
-        .await
-        .unwrap();
-    let cut = eventually("the cut", async || {
-        leader.cut_log().await.unwrap();
-        leader.log().purged()
+    let log = leader.log().clone();
+    eventually("a checkpoint at each roll", async || {
+        let command = leader.command(start.clone(), 1_800_000_000_000, None);
+        command.await.unwrap();
+        let saved = log.checkpoint_indexes();
+        let bases = log.segment_bases();
+        let all = bases.iter().skip(1).all(|base| saved.contains(&(base - 1)));
+        all.then_some(())
     })
     .await;
-    assert!(cut.index > 50, "{cut:?}");
-    assert!(leader.log().first_index() == cut.index + 1);
+    let expected = log
+        .checkpoints()
+        .unwrap()
+        .into_iter()
+        .map(|(_, bytes)| Checkpoint::decode(bytes).unwrap())
+        .rfind(|it| it.next_offset <= Offset(150))
+        .unwrap();
+    assert!(expected.last.index > 50, "{expected:?}");
+    let cut = eventually("the cut", async || {
+        leader.cut_log().await.unwrap();
+        log.purged()
+    })
+    .await;
+    drop(log);
+    assert_eq!(cut.index, expected.last.index);
+    assert_eq!(leader.log().first_index(), cut.index + 1);
+    eventually("the checkpoints below are gone", async || {
+        (leader.log().checkpoint_indexes().first() == Some(&cut.index)).then_some(())
+    })
+    .await;
     cluster.propose(&leader, 200..220, 500).await;
 
     let at = cluster.add_broker().await;

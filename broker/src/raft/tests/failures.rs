@@ -10,6 +10,7 @@ use super::super::lane::{Lane, LinkError};
 use super::super::queue::Urgency;
 use super::super::*;
 use super::harness::{Cluster, eventually};
+use crate::env::SimFs;
 
 async fn ask(cluster: &Cluster, frame: PeerFrame) -> Result<PeerFrame, LinkError> {
     let target = cluster.broker(1).id;
@@ -78,6 +79,35 @@ async fn frames_that_make_no_sense_are_refused_and_the_stream_lives_on() {
     assert!(ask(&cluster, no_group).await.is_err());
     cluster.propose(&leader, 0..10, 100).await;
     drop(leader);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn follower_that_is_full_refuses_and_catches_up_once_there_is_room() {
+    // S4: running out of space is no failure; append never meets it.
+    let disk = Arc::new(SimFs::new(4));
+    disk.set_capacity(24 << 20);
+    let mut cluster = Cluster::start(2).await;
+    let small = cluster.add_broker_on(disk.clone()).await;
+    cluster.open(0).await;
+    cluster.open(1).await;
+    cluster.initialize(3).await;
+    let (_, leader) = cluster.leader().await;
+    let follower = cluster.open(small).await;
+
+    let count = 400;
+    for from in (0..count).step_by(50) {
+        cluster.propose(&leader, from..from + 50, 64 << 10).await;
+    }
+    let lag = follower.applied().next_offset.0;
+    assert!(lag < count, "24 MiB hold {lag} batches of 64 KiB?");
+    assert!(!*follower.log().failed().borrow(), "full is not failed");
+    assert!(follower.metrics().running_state.is_ok());
+
+    disk.set_capacity(1 << 30);
+    let all: Vec<u64> = (0..count).collect();
+    cluster.converged(&all).await;
+    drop((leader, follower));
     cluster.stop_all().await;
 }
 

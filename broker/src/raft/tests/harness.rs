@@ -26,6 +26,7 @@ use super::super::lane::{
     CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES, MESSAGE_BYTES_MAX, STREAM_WINDOW_BYTES,
 };
 use super::super::*;
+use crate::env::Fs;
 use crate::storage::{LogConfig, Store, StoreConfig};
 
 /// Everything ends within this, or the test fails.
@@ -174,7 +175,10 @@ pub struct Broker {
 impl Broker {
     /// Starts a broker over `dir`. Its process id is drawn anew.
     pub async fn start(dir: PathBuf, cluster: ClusterId) -> Self {
-        let config = StoreConfig::new(dir);
+        Self::start_over(StoreConfig::new(dir), cluster).await
+    }
+
+    pub async fn start_over(config: StoreConfig, cluster: ClusterId) -> Self {
         let store = tokio::task::spawn_blocking(move || Store::open(config).unwrap())
             .await
             .unwrap();
@@ -269,6 +273,18 @@ impl Cluster {
             .collect();
         let handle = self.handle(0);
         assert!(handle.initialize(members).await.unwrap());
+    }
+
+    /// A broker whose disk is `fs`.
+    pub async fn add_broker_on(&mut self, fs: Arc<dyn Fs>) -> usize {
+        let mut config = StoreConfig::new("/data");
+        config.fs = fs;
+        let broker = Broker::start_over(config, self.cluster).await;
+        self.dirs.push(tempfile::tempdir().unwrap());
+        self.brokers.push(Some(broker));
+        self.numbers.push(Numbers::default());
+        self.introduce();
+        self.brokers.len() - 1
     }
 
     pub async fn add_broker(&mut self) -> usize {
