@@ -31,7 +31,7 @@ fn account(cluster: &mut Cluster, place: usize) -> Result<Account> {
     Ok(Account {
         written: procfs::bytes_written(pid)?,
         prewritten: bytes(metrics.sum("qute_storage_prewritten_bytes_total")),
-        appended: bytes(metrics.sum("qute_storage_appended_bytes_total")),
+        appended: bytes(metrics.sum("qute_storage_written_bytes_total")),
         usage: procfs::usage(node.dir())?,
     })
 }
