@@ -134,11 +134,28 @@ fn four_brokers_expecting_three_form_one_cluster() -> Result<()> {
 }
 
 #[test]
-fn four_brokers_with_overlapping_seeds_form_one_cluster() -> Result<()> {
+fn four_brokers_with_different_seeds_never_make_two_clusters() -> Result<()> {
     let mut cluster = Cluster::prepare(&bins(), 4)?;
     let all: Vec<String> = cluster.nodes.iter().map(|node| node.address()).collect();
     for (place, seeds) in [(0, &all[..3]), (1, &all[..]), (2, &all[..]), (3, &all[1..])] {
         cluster.node(place)?.set_seeds(seeds, Some(3));
+        cluster.start_one(place)?;
+    }
+    // Who is to found it can't be agreed upon with such lists; what must not happen is that
+    // three agree here and three there.
+    for place in 0..4 {
+        cluster.node(place)?.wait_says("part of a cluster")?;
+    }
+    let ids: BTreeSet<String> = (0..4)
+        .map(|place| cluster_id(&cluster, place))
+        .filter_map(Result::transpose)
+        .collect::<Result<_>>()?;
+    ensure!(ids.len() <= 1, "two clusters: {ids:?}");
+
+    // The operator mends the lists: whatever was promised before, one cluster comes of it.
+    for node in &mut cluster.nodes {
+        node.kill()?;
+        node.set_seeds(&all, Some(3));
     }
     cluster.start_all()?;
     wait_one_cluster(&cluster, 4)?;

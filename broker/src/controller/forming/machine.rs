@@ -377,6 +377,11 @@ impl Forming {
                 "waiting for the founding set{}",
                 unreachable(round)
             )),
+            // Seed lists were mended meanwhile, or a broker with a lower id has come: the members
+            // would go on refusing this set. Giving it up is the founder's right (module header).
+            None if self.choose(round, Some(set)).is_ok_and(|now| !same_brokers(&now, set)) => {
+                Step::Release("the seeds show another founding set now".to_owned())
+            }
             None => Step::Collect(set.clone()),
         }
     }
@@ -520,6 +525,12 @@ pub fn cluster_of(set: &FoundingSet) -> Option<ClusterId> {
 /// A cluster id is proposed once, so it names the set.
 fn same(a: &FoundingSet, b: &FoundingSet) -> bool {
     a.cluster_id == b.cluster_id
+}
+
+/// Addresses may have changed since.
+fn same_brokers(now: &[BrokerAddress], set: &FoundingSet) -> bool {
+    let ids = |brokers: &[BrokerAddress]| brokers.iter().map(|b| b.broker_id).collect::<Vec<_>>();
+    ids(now) == ids(&set.brokers)
 }
 
 fn promised(answer: &Answer) -> Option<&FoundingSet> {

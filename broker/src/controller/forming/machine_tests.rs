@@ -420,6 +420,22 @@ fn s21_wiped_member_makes_the_founder_propose_anew() {
 }
 
 #[test]
+fn s21_founder_gives_up_a_set_that_mended_seeds_no_longer_show() {
+    let all: &[usize] = &[0, 1, 2, 3];
+    // Broker 1 has the lowest id that broker 0's list lacks.
+    let mut world = World::new(&[(&[0, 2, 3], 3), (all, 3), (all, 3), (all, 3)]);
+    world.rounds(10);
+    world.assert_none_formed();
+    assert!(matches!(world.brokers[0].forming.durable(), Durable::Promised(_)));
+    for at in 0..4 {
+        world.brokers[at].seeds = all.to_vec();
+        world.restart(at);
+    }
+    world.rounds(10);
+    world.assert_one_cluster_of_all();
+}
+
+#[test]
 fn stale_probe_does_not_release_a_promise() {
     let mut world = three();
     world.brokers[0].forming.last_round = None;
