@@ -100,6 +100,15 @@ fn copied_data_directory_is_refused() -> Result<()> {
         "the original suffers from its copy"
     );
     ensure!(id_of(&cluster, "b2")? == original);
+    // Gossip may have believed in the copy for a moment.
+    wait::until_true("three live brokers", wait::LONG, || {
+        Ok(cluster
+            .brokers()?
+            .iter()
+            .filter(|broker| broker["state"] == "alive")
+            .count()
+            == 3)
+    })?;
     cluster.create_topic("t", 3, 3)?;
     cluster.qute(["produce", "t"]).run_with(b"a\n")?.ok()?;
     cluster.stop()

@@ -373,9 +373,13 @@ impl Controller {
         inner.stop.cancel();
         inner.tasks.close();
         let gossip = inner.gossip.lock().take();
+        // A copy that was refused must not say goodbye in the name of its original (S23); a fault
+        // is noticed soon enough without a word.
+        let says_goodbye = inner.fatal.borrow().is_none();
         let ended = async {
-            if let Some(gossip) = gossip {
-                gossip.leave().await;
+            match gossip {
+                Some(gossip) if says_goodbye => gossip.leave().await,
+                other => drop(other),
             }
             inner.tasks.wait().await;
         };
