@@ -1,5 +1,6 @@
 //! Keeps the documents true where a program can: every file that they name exists.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 const PACKAGES: [&str; 8] = [
@@ -89,4 +90,37 @@ fn scan_of_a_document_finds_links_and_paths() {
         "[a](docs/A.md#b) [c](https://x.y) `tests/real/main.rs` `cargo test` `broker/src/x()`";
     assert_eq!(links(text), ["docs/A.md"]);
     assert_eq!(paths(text), ["tests/real/main.rs"]);
+}
+
+#[test]
+fn metrics_page_lists_exactly_the_metrics_of_the_code() {
+    let page = std::fs::read_to_string(root().join("docs/METRICS.md")).unwrap();
+    let listed: BTreeSet<String> = page.lines().filter_map(listed_metric).collect();
+    let mut used = BTreeSet::new();
+    for file in crate::layers::rust_files(&root().join("broker/src")) {
+        let source = std::fs::read_to_string(file).unwrap();
+        used.extend(
+            source
+                .split('"')
+                .skip(1)
+                .step_by(2)
+                .filter(is_metric)
+                .map(str::to_owned),
+        );
+    }
+    assert!(!used.is_empty());
+    assert_eq!(listed, used);
+}
+
+/// The metric that a row of the page is about.
+fn listed_metric(line: &str) -> Option<String> {
+    let name = line.strip_prefix("| `")?.split('`').next()?;
+    Some(name.to_owned())
+}
+
+fn is_metric(literal: &&str) -> bool {
+    let plain = literal
+        .chars()
+        .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    literal.starts_with("qute_") && plain && !literal.starts_with("qute_broker")
 }
