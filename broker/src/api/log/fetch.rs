@@ -228,7 +228,9 @@ impl Fetcher {
             };
             // What is left of the credit, or one batch that is larger.
             let room = usize::try_from(self.credit).map_or(1, |credit| credit.min(MESSAGE_BYTES));
-            let read = live.replica.read(subscription.next, room, live.leader_epoch);
+            let read = live
+                .replica
+                .read(subscription.next, room, live.leader_epoch);
             match read.await {
                 Ok(chunk) if chunk.batches.is_empty() => self.sleep(generation, live),
                 Ok(chunk) => return Some(self.batches(generation, live, chunk)),

@@ -379,7 +379,10 @@ impl Forming {
             )),
             // Seed lists were mended meanwhile, or a broker with a lower id has come: the members
             // would go on refusing this set. Giving it up is the founder's right (module header).
-            None if self.choose(round, Some(set)).is_ok_and(|now| !same_brokers(&now, set)) => {
+            None if self
+                .choose(round, Some(set))
+                .is_ok_and(|now| !same_brokers(&now, set)) =>
+            {
                 Step::Release("the seeds show another founding set now".to_owned())
             }
             None => Step::Collect(set.clone()),

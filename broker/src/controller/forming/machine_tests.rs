@@ -426,7 +426,10 @@ fn s21_founder_gives_up_a_set_that_mended_seeds_no_longer_show() {
     let mut world = World::new(&[(&[0, 2, 3], 3), (all, 3), (all, 3), (all, 3)]);
     world.rounds(10);
     world.assert_none_formed();
-    assert!(matches!(world.brokers[0].forming.durable(), Durable::Promised(_)));
+    assert!(matches!(
+        world.brokers[0].forming.durable(),
+        Durable::Promised(_)
+    ));
     for at in 0..4 {
         world.brokers[at].seeds = all.to_vec();
         world.restart(at);
