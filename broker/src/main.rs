@@ -79,7 +79,7 @@ impl Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let filter = EnvFilter::try_from_env("QUTE_LOG")
-        .unwrap_or_else(|_| EnvFilter::new("info,openraft=warn,foca=warn"));
+        .unwrap_or_else(|_| EnvFilter::new("info,openraft=error,foca=warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
