@@ -363,6 +363,20 @@ impl Forming {
         {
             return Step::Release("a formed cluster has appeared".to_owned());
         }
+        // Two founders whose members refuse both sets: the higher id yields, so that one is left.
+        let rival = round
+            .answers
+            .values()
+            .filter_map(|a| {
+                promised(a)
+                    .filter(|theirs| !same(theirs, set))?
+                    .brokers
+                    .first()
+            })
+            .find(|founder| founder.broker_id < self.me.broker_id);
+        if let Some(rival) = rival {
+            return Step::Release(format!("broker {} founds another set", rival.broker_id));
+        }
         let missing = set.brokers.iter().find(|member| {
             member.broker_id != self.me.broker_id
                 && !round.answers.contains_key(&BrokerId(member.broker_id))

@@ -439,6 +439,24 @@ fn s21_founder_gives_up_a_set_that_mended_seeds_no_longer_show() {
 }
 
 #[test]
+fn s21_two_founders_with_a_set_each_leave_one_when_they_see_each_other() {
+    let all: &[usize] = &[0, 1, 2, 3];
+    let mut world = World::new(&[(&[0, 2, 3], 3), (&[1, 2, 3], 3), (all, 3), (all, 3)]);
+    world.rounds(10);
+    world.assert_none_formed();
+    for founder in 0..2 {
+        let durable = world.brokers[founder].forming.durable();
+        assert!(matches!(durable, Durable::Promised(_)), "{durable:?}");
+    }
+    for at in 0..4 {
+        world.brokers[at].seeds = all.to_vec();
+        world.restart(at);
+    }
+    world.rounds(10);
+    world.assert_one_cluster_of_all();
+}
+
+#[test]
 fn stale_probe_does_not_release_a_promise() {
     let mut world = three();
     world.brokers[0].forming.last_round = None;
