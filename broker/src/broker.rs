@@ -1,8 +1,8 @@
 //! The composition root: what a broker consists of, in which order it starts and stops.
 //!
 //! Start: settings, sockets (a port in use is said before anything is touched), data directory,
-//! peers and groups, controller, then the listeners. Stop is the reverse: first nothing new comes
-//! in, then replicas close with their checkpoints, then the last round of the flusher.
+//! peers and groups, controller, then the listeners. Stop is the reverse: first leads are handed
+//! over, then nothing new comes in, then replicas close with their checkpoints, then the last round of the flusher.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,6 +27,8 @@ use crate::partition::registry::{Hosted, Replicas};
 use crate::raft::{Groups, GroupsConfig, Identity, Peers};
 use crate::storage::{self, Store, StoreConfig};
 
+/// Leads that nobody has taken over by then are left to an election.
+const HAND_OVER_PATIENCE: Duration = Duration::from_secs(1);
 /// Streams that clients keep open get this long to end by themselves at a shutdown.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -352,6 +354,8 @@ impl Broker {
     pub async fn shutdown(self) {
         tracing::info!("stopping");
         self.upkeep.abort();
+        let leads = self.replicas.hand_over(HAND_OVER_PATIENCE).await;
+        tracing::info!(leads, "handed over");
         self.watches.cancel();
         let streams = self.log_service.shutdown();
         if tokio::time::timeout(DRAIN_DEADLINE, streams).await.is_err() {

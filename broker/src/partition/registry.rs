@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use qute_proto::ids::{BrokerId, PartitionId, ReplicaId};
@@ -308,6 +309,20 @@ impl Replicas {
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.inner.changed.subscribe()
+    }
+
+    /// Hands over whatever this broker leads, so that writing goes on elsewhere within
+    /// milliseconds instead of after an election timeout. Returns how many leads were given.
+    pub async fn hand_over(&self, patience: Duration) -> usize {
+        let leading = self.list().into_values().filter_map(|hosted| match hosted {
+            Hosted::Open(replica) if replica.leadership().is_local => Some(replica),
+            _ => None,
+        });
+        let given = leading
+            .map(|replica| async move { replica.group().hand_over(patience).await })
+            .collect::<Vec<_>>();
+        let given = futures::future::join_all(given).await;
+        given.into_iter().filter(|given| *given).count()
     }
 
     /// Closes all replicas.

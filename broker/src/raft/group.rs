@@ -154,6 +154,20 @@ pub enum MembersError {
     Stopped,
 }
 
+/// The voter that a leader hands over to: the one that has matched most, and of these the one
+/// heard last.
+fn heir(metrics: &Metrics) -> Option<u64> {
+    let (matched, heard) = (metrics.replication.as_ref()?, metrics.heartbeat.as_ref());
+    metrics
+        .membership_config
+        .voter_ids()
+        .filter(|voter| *voter != metrics.id)
+        .max_by_key(|voter| {
+            let heard = heard.and_then(|heard| heard.get(voter).copied().flatten());
+            (matched.get(voter).copied().flatten(), heard)
+        })
+}
+
 pub(super) struct Inner {
     pub(super) id: GroupId,
     pub(super) replica: ReplicaId,
@@ -448,6 +462,44 @@ impl GroupHandle {
     pub async fn cut_log(&self) -> Result<(), ProposeError> {
         let trigger = self.inner.raft.trigger();
         trigger.snapshot().await.map_err(|_| ProposeError::Stopped)
+    }
+
+    /// Gives the lead to the voter that has most of the log. `false`: this replica does not lead,
+    /// has nobody to give it to, or still leads after `patience`.
+    ///
+    /// For a replica about to close only: openraft never ends a transfer to a voter that has just
+    /// died, and the leader takes no writes meanwhile (S15).
+    ///
+    /// # Cancel safety
+    /// A dropped call may have begun the transfer.
+    pub async fn hand_over(&self, patience: Duration) -> bool {
+        // The metrics may lag behind: who leads is asked first.
+        let heir = match self.leadership().is_local {
+            true => heir(&self.metrics()),
+            false => None,
+        };
+        let Some(heir) = heir else {
+            return false;
+        };
+        let mut leadership = self.watch_leadership();
+        if self
+            .inner
+            .raft
+            .trigger()
+            .transfer_leader(heir)
+            .await
+            .is_err()
+        {
+            return false;
+        }
+        let given = async {
+            while leadership.current().is_local {
+                if leadership.changed().await.is_none() {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(patience, given).await.is_ok()
     }
 
     /// Asks this replica to stand for election now, with pre-vote.

@@ -38,6 +38,23 @@ async fn group_of_three_that_loses_its_leader_loses_no_entry() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_that_hands_over_follows_and_the_heir_has_everything() {
+    let mut cluster = Cluster::form(3).await;
+    let (first, leader) = cluster.leader().await;
+    cluster.propose(&leader, 0..100, 100).await;
+    assert!(leader.hand_over(PATIENCE).await);
+    assert!(!leader.hand_over(PATIENCE).await, "it leads no more");
+    drop(leader);
+
+    let (second, heir) = cluster.leader().await;
+    assert_ne!(first, second);
+    cluster.propose(&heir, 100..200, 100).await;
+    cluster.converged(&range(0..200)).await;
+    drop(heir);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn group_of_three_restarted_at_once_serves_what_it_held() {
     let mut cluster = Cluster::form(3).await;
     let (_, leader) = cluster.leader().await;
