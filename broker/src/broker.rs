@@ -4,12 +4,15 @@
 //! peers and groups, controller, then the listeners. Stop is the reverse: first leads are handed
 //! over, then nothing new comes in, then replicas close with their checkpoints, then the last round of the flusher.
 
+mod sockets;
+mod status;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use qute_proto::ids::BrokerId;
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -23,9 +26,12 @@ use crate::config::{self, Config};
 use crate::controller::{self, Controller, ControllerConfig, Foundation};
 use crate::env::{Clock, SystemClock};
 use crate::http;
-use crate::partition::registry::{Hosted, Replicas};
+use crate::partition::registry::Replicas;
 use crate::raft::{Groups, GroupsConfig, Identity, Peers};
 use crate::storage::{self, Store, StoreConfig};
+
+use sockets::Sockets;
+use status::Status;
 
 /// Leads that nobody has taken over by then are left to an election.
 const HAND_OVER_PATIENCE: Duration = Duration::from_secs(1);
@@ -74,111 +80,6 @@ fn bind_advice(error: &std::io::Error, setting: &str) -> String {
         }
         _ => format!("choose another address with --{setting}"),
     }
-}
-
-/// The sockets of a broker, bound before anything else happens.
-pub(crate) struct Sockets {
-    pub(crate) grpc: TcpListener,
-    pub(crate) gossip: UdpSocket,
-    pub(crate) http: Option<TcpListener>,
-    /// What clients and brokers are told.
-    pub(crate) advertise: String,
-    /// What other brokers are told for gossip.
-    pub(crate) advertise_gossip: String,
-    pub(crate) http_address: Option<SocketAddr>,
-}
-
-impl Sockets {
-    /// # Errors
-    /// An address that does not resolve or can't be bound.
-    pub(crate) async fn bind(config: &Config) -> Result<Self, StartError> {
-        let grpc = bind_tcp("gRPC", "listen", &config.listen).await?;
-        let bound = local(&grpc, &config.listen, "gRPC", "listen")?;
-        let advertise = if config.advertise.is_empty() {
-            named(&config.listen, bound.port())
-        } else {
-            config.advertise.clone()
-        };
-        let gossip_wanted = if config.gossip.is_empty() {
-            named(&config.listen, bound.port())
-        } else {
-            config.gossip.clone()
-        };
-        let address = config::resolve("gossip", &gossip_wanted)?;
-        let bind_error = |source| StartError::Bind {
-            purpose: "gossip (UDP)",
-            setting: "gossip",
-            address: gossip_wanted.clone(),
-            source,
-        };
-        let gossip = UdpSocket::bind(address).await.map_err(bind_error)?;
-        let gossip_port = gossip.local_addr().map_err(bind_error)?.port();
-        let host_of = |address: &str| {
-            address
-                .rsplit_once(':')
-                .map_or_else(String::new, |(host, _)| host.to_owned())
-        };
-        let advertise_gossip = if config.gossip.is_empty() {
-            format!("{}:{gossip_port}", host_of(&advertise))
-        } else {
-            format!("{}:{gossip_port}", host_of(&config.gossip))
-        };
-        let http = if config.http.is_empty() {
-            None
-        } else {
-            Some(bind_tcp("HTTP", "http", &config.http).await?)
-        };
-        let http_address = match &http {
-            Some(listener) => Some(local(listener, &config.http, "HTTP", "http")?),
-            None => None,
-        };
-        Ok(Self {
-            grpc,
-            gossip,
-            http,
-            advertise,
-            advertise_gossip,
-            http_address,
-        })
-    }
-}
-
-/// `address` with `port` in place of its own: keeps the name that the operator gave.
-fn named(address: &str, port: u16) -> String {
-    match address.rsplit_once(':') {
-        Some((host, _)) => format!("{host}:{port}"),
-        None => address.to_owned(),
-    }
-}
-
-async fn bind_tcp(
-    purpose: &'static str,
-    setting: &'static str,
-    address: &str,
-) -> Result<TcpListener, StartError> {
-    let resolved = config::resolve(setting, address)?;
-    TcpListener::bind(resolved)
-        .await
-        .map_err(|source| StartError::Bind {
-            purpose,
-            setting,
-            address: address.to_owned(),
-            source,
-        })
-}
-
-fn local(
-    listener: &TcpListener,
-    address: &str,
-    purpose: &'static str,
-    setting: &'static str,
-) -> Result<SocketAddr, StartError> {
-    listener.local_addr().map_err(|source| StartError::Bind {
-        purpose,
-        setting,
-        address: address.to_owned(),
-        source,
-    })
 }
 
 /// A running broker. Dropping it without [`shutdown`](Self::shutdown) stops it abruptly: what has
@@ -474,92 +375,4 @@ async fn announce_readiness(controller: Controller) {
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-}
-
-/// What the HTTP endpoints report of this broker.
-struct Status {
-    store: Store,
-    replicas: Replicas,
-    controller: Controller,
-}
-
-impl http::Status for Status {
-    fn faults(&self) -> Vec<String> {
-        self.controller
-            .watch_fatal()
-            .borrow()
-            .clone()
-            .into_iter()
-            .collect()
-    }
-
-    fn waits(&self) -> Vec<String> {
-        self.controller.waits()
-    }
-
-    fn refresh_gauges(&self) {
-        let view = self.controller.view();
-        let progress = self.controller.progress();
-        let space = self.store.free_space();
-        gauge("qute_replicas_open", &[], progress.open as u64);
-        gauge("qute_replicas_desired", &[], progress.desired as u64);
-        gauge(
-            "qute_replicas_quarantined",
-            &[],
-            progress.quarantined.len() as u64,
-        );
-        gauge("qute_replicas_orphaned", &[], progress.orphans.len() as u64);
-        gauge("qute_storage_available_bytes", &[], space.available_bytes);
-        gauge("qute_storage_floor_bytes", &[], space.floor_bytes);
-        gauge("qute_storage_cached_bytes", &[], self.store.cached_bytes());
-        gauge("qute_cluster_index", &[], view.index);
-        let names: std::collections::HashMap<_, _> = view
-            .topics
-            .values()
-            .map(|topic| (topic.id, topic.name.clone()))
-            .collect();
-        for (partition, hosted) in self.replicas.list() {
-            let Hosted::Open(replica) = hosted else {
-                continue;
-            };
-            let name = names
-                .get(&partition.topic)
-                .cloned()
-                .unwrap_or_else(|| partition.topic.to_string());
-            let labels = [
-                metrics::Label::new("topic", name),
-                metrics::Label::new("partition", partition.partition.to_string()),
-            ];
-            let bounds = replica.bounds();
-            let stats = replica.group().log().stats();
-            gauge(
-                "qute_partition_high_watermark",
-                &labels,
-                bounds.high_watermark.0,
-            );
-            gauge(
-                "qute_partition_log_start_offset",
-                &labels,
-                bounds.log_start.0,
-            );
-            gauge("qute_partition_size_bytes", &labels, stats.size_bytes);
-            gauge(
-                "qute_partition_prewritten_bytes",
-                &labels,
-                stats.prewritten_bytes,
-            );
-            gauge(
-                "qute_partition_leader",
-                &labels,
-                u64::from(replica.serving().is_some()),
-            );
-            gauge("qute_partition_term", &labels, replica.leadership().term);
-        }
-    }
-}
-
-/// A gauge holds a float: exact up to 2^53, which is enough for offsets and bytes alike.
-#[allow(clippy::cast_precision_loss)]
-fn gauge(name: &'static str, labels: &[metrics::Label], value: u64) {
-    metrics::gauge!(name, labels.to_vec()).set(value as f64);
 }

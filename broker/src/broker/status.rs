@@ -1,0 +1,94 @@
+//! What the HTTP endpoints report of this broker: faults, what it waits for, gauges.
+
+use crate::controller::Controller;
+use crate::http;
+use crate::partition::registry::{Hosted, Replicas};
+use crate::storage::Store;
+
+/// What the HTTP endpoints report of this broker.
+pub(super) struct Status {
+    pub(super) store: Store,
+    pub(super) replicas: Replicas,
+    pub(super) controller: Controller,
+}
+
+impl http::Status for Status {
+    fn faults(&self) -> Vec<String> {
+        self.controller
+            .watch_fatal()
+            .borrow()
+            .clone()
+            .into_iter()
+            .collect()
+    }
+
+    fn waits(&self) -> Vec<String> {
+        self.controller.waits()
+    }
+
+    fn refresh_gauges(&self) {
+        let view = self.controller.view();
+        let progress = self.controller.progress();
+        let space = self.store.free_space();
+        gauge("qute_replicas_open", &[], progress.open as u64);
+        gauge("qute_replicas_desired", &[], progress.desired as u64);
+        gauge(
+            "qute_replicas_quarantined",
+            &[],
+            progress.quarantined.len() as u64,
+        );
+        gauge("qute_replicas_orphaned", &[], progress.orphans.len() as u64);
+        gauge("qute_storage_available_bytes", &[], space.available_bytes);
+        gauge("qute_storage_floor_bytes", &[], space.floor_bytes);
+        gauge("qute_storage_cached_bytes", &[], self.store.cached_bytes());
+        gauge("qute_cluster_index", &[], view.index);
+        let names: std::collections::HashMap<_, _> = view
+            .topics
+            .values()
+            .map(|topic| (topic.id, topic.name.clone()))
+            .collect();
+        for (partition, hosted) in self.replicas.list() {
+            let Hosted::Open(replica) = hosted else {
+                continue;
+            };
+            let name = names
+                .get(&partition.topic)
+                .cloned()
+                .unwrap_or_else(|| partition.topic.to_string());
+            let labels = [
+                metrics::Label::new("topic", name),
+                metrics::Label::new("partition", partition.partition.to_string()),
+            ];
+            let bounds = replica.bounds();
+            let stats = replica.group().log().stats();
+            gauge(
+                "qute_partition_high_watermark",
+                &labels,
+                bounds.high_watermark.0,
+            );
+            gauge(
+                "qute_partition_log_start_offset",
+                &labels,
+                bounds.log_start.0,
+            );
+            gauge("qute_partition_size_bytes", &labels, stats.size_bytes);
+            gauge(
+                "qute_partition_prewritten_bytes",
+                &labels,
+                stats.prewritten_bytes,
+            );
+            gauge(
+                "qute_partition_leader",
+                &labels,
+                u64::from(replica.serving().is_some()),
+            );
+            gauge("qute_partition_term", &labels, replica.leadership().term);
+        }
+    }
+}
+
+/// A gauge holds a float: exact up to 2^53, which is enough for offsets and bytes alike.
+#[allow(clippy::cast_precision_loss)]
+fn gauge(name: &'static str, labels: &[metrics::Label], value: u64) {
+    metrics::gauge!(name, labels.to_vec()).set(value as f64);
+}
