@@ -401,19 +401,27 @@ impl Inner {
         if broker == self.me_id() {
             return BrokerState::Alive;
         }
-        match self
+        let gossip = self
             .members
             .borrow()
             .get(&broker)
-            .map(|member| member.liveness)
-        {
-            Some(Liveness::Alive) => BrokerState::Alive,
-            Some(Liveness::Suspect) => BrokerState::Suspect,
-            Some(Liveness::Dead) => BrokerState::Dead,
-            None if self.peers.is_connected(broker) => BrokerState::Alive,
-            None if self.started.elapsed() < GOSSIP_GRACE => BrokerState::Suspect,
-            None => BrokerState::Dead,
-        }
+            .map(|member| member.liveness);
+        let is_new_here = self.started.elapsed() < GOSSIP_GRACE;
+        judge(gossip, self.peers.is_connected(broker), is_new_here)
+    }
+}
+
+/// What gossip says of a broker, held against the connection to it: lost datagrams alone do not
+/// make a broker dead that still answers over TCP.
+fn judge(gossip: Option<Liveness>, is_connected: bool, is_new_here: bool) -> BrokerState {
+    match gossip {
+        Some(Liveness::Alive) => BrokerState::Alive,
+        Some(Liveness::Suspect) => BrokerState::Suspect,
+        Some(Liveness::Dead) if is_connected => BrokerState::Suspect,
+        Some(Liveness::Dead) => BrokerState::Dead,
+        None if is_connected => BrokerState::Alive,
+        None if is_new_here => BrokerState::Suspect,
+        None => BrokerState::Dead,
     }
 }
 
@@ -492,5 +500,22 @@ impl LeaderDirectory for Directory {
             Some(_) if view.placement(partition).is_some() => Presence::Exists,
             Some(_) => Presence::UnknownPartition,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connected_broker_is_not_dead_because_gossip_says_so() {
+        assert_eq!(
+            judge(Some(Liveness::Dead), true, false),
+            BrokerState::Suspect
+        );
+        assert_eq!(judge(Some(Liveness::Dead), false, true), BrokerState::Dead);
+        assert_eq!(judge(None, true, false), BrokerState::Alive);
+        assert_eq!(judge(None, false, true), BrokerState::Suspect);
+        assert_eq!(judge(None, false, false), BrokerState::Dead);
     }
 }
