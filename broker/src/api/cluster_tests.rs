@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use qute_proto::internal::peer_client::PeerClient;
+use qute_proto::internal::{BrokerAddress, PeerHello, ProbeRequest};
 use qute_proto::v1::cluster_client::ClusterClient;
 use tokio::net::UdpSocket;
 use tokio_stream::StreamExt as _;
@@ -121,6 +123,18 @@ impl Node {
         self.groups.close_all().await;
         self.peers.shutdown().await;
         self.store.shutdown().await;
+    }
+
+    /// Waits until `other` is registered in the view of this broker.
+    async fn knows(&self, other: &Self) {
+        let mut view = self.controller.watch_view();
+        let registered = view.wait_for(|view| view.is_registered(BrokerId(other.id())));
+        drop(
+            tokio::time::timeout(LONG, registered)
+                .await
+                .unwrap()
+                .unwrap(),
+        );
     }
 
     fn id(&self) -> u64 {
@@ -350,6 +364,48 @@ async fn newcomer_joins_and_a_copy_of_it_is_refused() {
     assert!(original.controller.watch_fatal().borrow().is_none());
     copied.stop().await;
     original.stop().await;
+    trio.stop_all().await;
+}
+
+// S23
+#[tokio::test(flavor = "multi_thread")]
+async fn caller_of_no_cluster_does_not_get_the_place_of_a_member() {
+    let mut trio = three().await;
+    let (host, member) = (&trio.nodes[0], &trio.nodes[1]);
+    host.knows(member).await;
+    let address = host.controller.me().peer_address.clone();
+    let mut client = PeerClient::connect(format!("http://{address}"))
+        .await
+        .unwrap();
+    let mut claim = async |broker_id| {
+        let caller = BrokerAddress {
+            broker_id,
+            boot: 1_000,
+            peer_address: "127.0.0.1:9".to_owned(),
+            ..member.controller.me().clone()
+        };
+        let hello = PeerHello {
+            cluster_id: Vec::new().into(),
+            broker_id,
+            boot: caller.boot,
+            ..member.peers.hello()
+        };
+        let request = ProbeRequest {
+            hello: Some(hello),
+            caller: Some(caller),
+            expect: 0,
+        };
+        let response = client.probe(request).await.unwrap().into_inner();
+        assert_eq!(response.error, None);
+        let known = host.controller.book().get(BrokerId(broker_id));
+        known.map(|known| known.peer_address)
+    };
+    assert_eq!(
+        claim(member.id()).await.as_ref(),
+        Some(&member.controller.me().peer_address)
+    );
+    // A stranger may ask for its place: it may be about to join.
+    assert_eq!(claim(77).await.as_deref(), Some("127.0.0.1:9"));
     trio.stop_all().await;
 }
 

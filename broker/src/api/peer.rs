@@ -81,6 +81,14 @@ impl PeerApi {
         }
     }
 
+    /// Whether a caller that passed the check is believed where it is. S23: a member that has
+    /// registered itself knows its cluster and says so; who names none and uses its id does not
+    /// get its place.
+    fn believes(&self, hello: &PeerHello) -> bool {
+        let caller = BrokerId(hello.broker_id);
+        !hello.cluster_id.is_empty() || !self.controller.view().is_registered(caller)
+    }
+
     /// A member of this cluster, or an error.
     fn check_member(&self, hello: Option<&PeerHello>) -> Result<BrokerId, v1::Error> {
         let hello = hello.ok_or_else(|| error(ErrorCode::InvalidArgument, "no hello"))?;
@@ -226,6 +234,7 @@ impl Peer for PeerApi {
             response.error = Some(refusal);
         } else if let Some(caller) = &caller
             && caller.broker_id == hello.broker_id
+            && self.believes(&hello)
         {
             self.controller.book().learn(caller);
         }

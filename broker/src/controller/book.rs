@@ -60,16 +60,19 @@ impl AddressBook {
         self.changes.send_modify(|n| *n += 1);
     }
 
-    /// Notes all registrations of the cluster. Members have room whoever else was heard of.
+    /// Notes all registrations of the cluster. Members have room whoever else was heard of, and
+    /// what a broker has registered in one start stands against what was heard of that start
+    /// (S23).
     pub fn learn_members(&self, view: &ClusterView) {
         let mut changed = false;
         let mut entries = self.entries.lock();
         for broker in view.brokers.values().filter(|broker| broker.id != self.own) {
-            let newer = entries
+            let registered = broker.as_ref().into();
+            let counts = entries
                 .get(&broker.id)
-                .is_none_or(|known| known.boot < broker.boot);
-            if newer {
-                entries.insert(broker.id, broker.as_ref().into());
+                .is_none_or(|known| known.boot <= broker.boot && *known != registered);
+            if counts {
+                entries.insert(broker.id, registered);
                 changed = true;
             }
         }
@@ -94,7 +97,12 @@ impl AddressBook {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use qute_proto::ids::ReplicaId;
+
     use super::*;
+    use crate::controller::view::Broker;
 
     fn at(broker: u64, boot: u64, address: &str) -> BrokerAddress {
         BrokerAddress {
@@ -115,6 +123,38 @@ mod tests {
         assert_eq!(*changes.borrow(), 1);
         book.learn(&at(2, 3, "newer:1"));
         assert_eq!(book.get(BrokerId(2)).unwrap().peer_address, "newer:1");
+    }
+
+    // S23
+    #[test]
+    fn registration_stands_against_what_was_heard_of_the_same_start() {
+        let book = AddressBook::new(BrokerId(1));
+        let member = Broker {
+            id: BrokerId(2),
+            name: String::new(),
+            client_address: String::new(),
+            peer_address: "registered:1".to_owned(),
+            gossip_address: String::new(),
+            rack: String::new(),
+            boot: 2,
+            process_id: 0,
+            cluster_replica: ReplicaId(2),
+            registered: true,
+        };
+        let view = ClusterView {
+            brokers: BTreeMap::from([(member.id, Arc::new(member))]),
+            ..ClusterView::default()
+        };
+        let known = || book.get(BrokerId(2)).unwrap().peer_address;
+        book.learn(&at(2, 2, "false:1"));
+        book.learn_members(&view);
+        assert_eq!(known(), "registered:1");
+        let changes = book.changes();
+        book.learn_members(&view);
+        assert!(!changes.has_changed().unwrap());
+        book.learn(&at(2, 3, "restarted:1"));
+        book.learn_members(&view);
+        assert_eq!(known(), "restarted:1");
     }
 
     #[test]

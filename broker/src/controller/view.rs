@@ -122,14 +122,18 @@ impl ClusterView {
             .get(number)
     }
 
+    /// Whether this broker has registered itself: it knows the cluster.
+    #[must_use]
+    pub fn is_registered(&self, broker: BrokerId) -> bool {
+        self.brokers
+            .get(&broker)
+            .is_some_and(|broker| broker.registered)
+    }
+
     /// Whether every founding broker has registered itself.
     #[must_use]
     pub fn founders_registered(&self) -> bool {
-        !self.founding.is_empty()
-            && self
-                .founding
-                .iter()
-                .all(|id| self.brokers.get(id).is_some_and(|broker| broker.registered))
+        !self.founding.is_empty() && self.founding.iter().all(|id| self.is_registered(*id))
     }
 
     /// How many partitions all topics have.
