@@ -18,6 +18,8 @@
 //! - A refusal that left nothing in the log closes the door until nothing is in flight; the
 //!   refused batches then knock again, in their order, after a ReadIndex round (S15).
 //! - Whatever was submitted and may be in some log ends as [`Error::OutcomeUnknown`].
+//! - A leader that finds no quorum for long refuses what waits and tells what is in flight that
+//!   its outcome is unknown; the retry of a batch in flight waits for its fate like any duplicate.
 //! - The door opens once the first entry of the own term is applied: by then the fate of
 //!   everything proposed in earlier terms shows in the applied table.
 

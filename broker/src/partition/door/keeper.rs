@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::{Ack, not_proposed};
@@ -24,8 +25,12 @@ use crate::raft::{
 
 /// Proposals that are not known to be in the log, before the keeper asks.
 const UNACCEPTED_MAX: usize = 32;
-/// How long a batch that Raft keeps refusing knocks again.
+/// How long a batch waits on a leader that finds no quorum.
 const KNOCK_FOR: Duration = Duration::from_secs(10);
+/// A batch that has no fate for so long makes the keeper ask for a quorum.
+const STALLED_AFTER: Duration = Duration::from_secs(5);
+/// How often the keeper looks for such batches, while there are any batches.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 const CONFIRM_WITHIN: Duration = Duration::from_secs(2);
 const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
 
@@ -37,7 +42,8 @@ pub(super) struct Item {
     /// Spent by the proposal.
     admission: Option<Admission>,
     since: Instant,
-    answer: Answer,
+    /// `None`: it was told that its outcome is unknown.
+    answer: Option<Answer>,
     /// Retries of the same batch, which wait for its fate.
     duplicates: Vec<Answer>,
 }
@@ -48,16 +54,24 @@ impl Item {
             intake,
             admission: Some(admission),
             since: Instant::now(),
-            answer,
+            answer: Some(answer),
             duplicates: Vec::new(),
         }
     }
 
-    fn refuse(self, error: &Error) {
-        for duplicate in self.duplicates {
-            let _ = duplicate.send(Err(error.clone()));
+    fn refuse(mut self, error: &Error) {
+        self.answer_all(error);
+    }
+
+    /// Answers whoever waits; the batch itself may still take its course.
+    fn answer_all(&mut self, error: &Error) {
+        for waiting in self.duplicates.drain(..).chain(self.answer.take()) {
+            let _ = waiting.send(Err(error.clone()));
         }
-        let _ = self.answer.send(Err(error.clone()));
+    }
+
+    fn has_waited(&self, time: Duration) -> bool {
+        self.since.elapsed() >= time
     }
 
     fn acknowledge(self, ack: Ack) {
@@ -68,7 +82,9 @@ impl Item {
             };
             let _ = duplicate.send(Ok(duplicate_ack));
         }
-        let _ = self.answer.send(Ok(ack));
+        if let Some(answer) = self.answer {
+            let _ = answer.send(Ok(ack));
+        }
     }
 }
 
@@ -141,11 +157,14 @@ impl Keeper {
     pub(super) async fn run(mut self, stop: CancellationToken) {
         let mut leadership = self.group.watch_leadership();
         let mut applied = self.group.watch_applied();
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.lead(leadership.current());
         loop {
             self.try_open();
             self.pump();
             let opening = self.leading.is_some() && self.ledger.gate() == Gate::Closed;
+            let waiting = self.has_waiting();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -163,6 +182,7 @@ impl Keeper {
                         break;
                     }
                 }
+                _ = look.tick(), if waiting => self.look(),
             }
         }
         self.abandon();
@@ -264,7 +284,7 @@ impl Keeper {
                     .iter_mut()
                     .find(|flight| flight.ticket == ticket)
                 {
-                    Some(flight) => flight.item.duplicates.push(item.answer),
+                    Some(flight) => flight.item.duplicates.extend(item.answer),
                     None => item.refuse(&Error::OutcomeUnknown),
                 }
                 return None;
@@ -453,15 +473,54 @@ impl Keeper {
         }
     }
 
-    /// Batches do not knock for ever.
+    /// Whether a leader has batches whose fate is open.
+    fn has_waiting(&self) -> bool {
+        self.leading.is_some()
+            && !(self.flights.is_empty()
+                && self.refused.is_empty()
+                && self.front.is_empty()
+                && self.items.is_empty())
+    }
+
+    /// A leader that is cut off from its peers stays one, and what is in its log alone has no fate
+    /// until the cut is healed. Asked for a quorum, it finds out.
+    fn look(&mut self) {
+        self.take_first();
+        let in_flight = self.flights.front().map(|flight| &flight.item);
+        let mut oldest = in_flight
+            .into_iter()
+            .chain(self.refused.values().next())
+            .chain(self.front.front());
+        if oldest.any(|item| item.has_waited(STALLED_AFTER)) {
+            self.ask_quorum();
+        }
+    }
+
+    /// Makes the first batch of the queue visible, if the gate keeps it there.
+    fn take_first(&mut self) {
+        if self.front.is_empty()
+            && let Ok(item) = self.items.try_recv()
+        {
+            self.front.push_back(item);
+        }
+    }
+
+    /// No quorum answers: batches do not wait for ever, and their producers look for a leader.
     fn refuse_the_old(&mut self) {
-        let refused = std::mem::take(&mut self.refused);
-        for (ticket, item) in refused {
-            if item.since.elapsed() < KNOCK_FOR {
-                self.refused.insert(ticket, item);
-            } else {
-                item.refuse(&Error::NotReady);
+        for flight in &mut self.flights {
+            if flight.item.has_waited(KNOCK_FOR) {
+                // S11: it is or may be in the log and stays in flight: a retry waits for its fate.
+                flight.item.answer_all(&Error::OutcomeUnknown);
             }
+        }
+        let old = |item: &Item| item.has_waited(KNOCK_FOR);
+        for (_, item) in self.refused.extract_if(.., |_, item| old(item)) {
+            item.refuse(&Error::NotReady);
+        }
+        self.take_first();
+        while let Some(item) = self.front.pop_front_if(|item| old(item)) {
+            item.refuse(&Error::NotReady);
+            self.take_first();
         }
     }
 }

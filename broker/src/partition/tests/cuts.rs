@@ -318,3 +318,46 @@ async fn batches_refused_by_lease_knock_again_in_their_order() {
     assert_eq!(all, expected);
     cluster.stop().await;
 }
+
+// S11: a leader without its peers keeps its lead, and does not keep its producers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cut_off_leader_answers_what_it_can_not_commit() {
+    let cluster = Cluster::start().await;
+    let mut acknowledged = Vec::new();
+    produce(&cluster, &mut acknowledged, 10).await;
+    let leader = &cluster.replicas[cluster.wait_leader().await];
+    // Nobody hears anybody: nobody can be elected.
+    for cut in &cluster.cuts {
+        cut.send_replace(false);
+    }
+    let append = |sequence| leader.append(numbered(sequence)).unwrap();
+    let in_log: Vec<_> = (10..13).map(append).collect();
+    let lease = Duration::from_millis(GroupsConfig::default().election_ms_max);
+    tokio::time::sleep(lease + Duration::from_millis(200)).await;
+    assert_eq!(
+        leader.log_end(),
+        Offset(13),
+        "not in flight: the cut came too late"
+    );
+    let late: Vec<_> = (13..15).map(append).collect();
+    let retried = append(10);
+
+    let answered = async {
+        let in_log = futures::future::join_all(in_log).await;
+        assert_eq!(in_log, vec![Err(Error::OutcomeUnknown); 3]);
+        let late = futures::future::join_all(late).await;
+        assert_eq!(late, vec![Err(Error::NotReady); 2]);
+        assert!(retried.await.is_err());
+    };
+    tokio::time::timeout(PATIENCE, answered).await.unwrap();
+    assert!(leader.leadership().is_local);
+
+    for cut in &cluster.cuts {
+        cut.send_replace(true);
+    }
+    produce(&cluster, &mut acknowledged, 20).await;
+    let all = committed(&cluster).await;
+    let expected: Vec<(u64, String)> = (0..20).map(|n| (n, n.to_string())).collect();
+    assert_eq!(all, expected);
+    cluster.stop().await;
+}
