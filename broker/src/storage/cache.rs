@@ -32,7 +32,7 @@ impl TailBudget {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Frames up to `last_index` of a log came in.
+    /// Frames up to `last_index` of a log came in. Called with that log's state locked.
     pub(super) fn added(&self, log: Weak<LogCore>, last_index: u64, bytes: u64) {
         self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.oldest.lock().push_back((log, last_index));

@@ -101,6 +101,8 @@ impl Log {
         }
         let segment_bytes = core.segment_bytes.load(Ordering::Relaxed);
         let mut state = core.state.lock();
+        // Again under the lock: a failure empties the cache once, and nothing may enter it after.
+        core.check()?;
         for (expected, frame) in (state.next_index..).zip(&frames) {
             if frame.index != expected {
                 return Err(Error::NotContiguous {
@@ -142,9 +144,10 @@ impl Log {
             frames: pending,
             done: Box::new(done),
         })?;
-        drop(state);
+        // Under the lock too: what is cached is counted before anybody can take it out.
         let budget = &core.shared.budget;
         budget.added(Arc::downgrade(core), last_index, cached);
+        drop(state);
         budget.trim();
         Ok(())
     }

@@ -284,6 +284,26 @@ fn s4_failed_sync_is_final_for_appends_and_votes() {
 }
 
 #[test]
+fn s4_log_failing_during_an_append_keeps_nothing_in_memory() {
+    let fs = SimFs::new(1);
+    let store = open(&fs);
+    // The append that has passed its first check when the failure comes is the one of interest.
+    for replica in 1..=20 {
+        let log = store.create_log(key(replica), one_segment()).unwrap();
+        fill(&log, 1, 1, 10);
+        let appends = std::thread::spawn({
+            let log = Arc::clone(&log);
+            let payload = Bytes::from(vec![1; 64 << 10]);
+            move || while begin(&log, vec![batch(1, log.next_index(), payload.clone())]).is_ok() {}
+        });
+        log.core.fail("test".into());
+        appends.join().unwrap();
+        assert_eq!(log.stats().cached_bytes, 0, "replica {replica}");
+    }
+    assert_eq!(store.cached_bytes(), 0);
+}
+
+#[test]
 fn s4_failed_meta_log_fails_every_replica() {
     let fs = SimFs::new(1);
     let store = open(&fs);
