@@ -333,7 +333,7 @@ impl Flusher {
             entry.outcome = self.write_batch(&core, plan.as_ref(), &batch);
         }
         if entry.outcome.is_err() {
-            fail_all(work, &entry.outcome);
+            self.fail_all(work, &entry.outcome);
         }
         entry
     }
@@ -345,12 +345,11 @@ impl Flusher {
         batch: &[Pending],
     ) -> Result<(), Error> {
         let mut writer = core.writer.lock();
-        let written = (|| {
-            if let Some(plan) = plan {
-                writer.roll(core, plan)?;
-            }
-            writer.write(core, batch, &mut self.buffers)
-        })();
+        let rolled = plan.map_or(Ok(()), |plan| writer.roll(core, plan));
+        if rolled.is_err() {
+            self.give_up(batch);
+        }
+        let written = rolled.and_then(|()| writer.write(core, batch, &mut self.buffers));
         let end = writer.end.index;
         drop(writer);
         match written {
@@ -531,15 +530,24 @@ impl Flusher {
             }
         }
     }
-}
 
-/// Answers everything queued for a log that has failed.
-fn fail_all(work: &mut Work, outcome: &Result<(), Error>) {
-    for op in work.ops.drain(..) {
-        let (Op::Append { done, .. }
-        | Op::Mark { done, .. }
-        | Op::Alone { done, .. }
-        | Op::Meta { done, .. }) = op;
-        done(outcome.clone());
+    /// Answers everything queued for a log that has failed.
+    fn fail_all(&self, work: &mut Work, outcome: &Result<(), Error>) {
+        for op in work.ops.drain(..) {
+            if let Op::Append { frames, .. } = &op {
+                self.give_up(frames);
+            }
+            let (Op::Append { done, .. }
+            | Op::Mark { done, .. }
+            | Op::Alone { done, .. }
+            | Op::Meta { done, .. }) = op;
+            done(outcome.clone());
+        }
+    }
+
+    /// Frames that will never be written: the space promised to them is free again.
+    fn give_up<'a>(&self, frames: impl IntoIterator<Item = &'a Pending>) {
+        let bytes = frames.into_iter().map(Pending::stored_len).sum();
+        self.shared.space.written(bytes, 0);
     }
 }

@@ -161,6 +161,11 @@ impl SpaceAccount {
         inner.used_bytes += fresh;
     }
 
+    #[cfg(test)]
+    pub(super) fn promised(&self) -> u64 {
+        self.inner.lock().promised_bytes
+    }
+
     /// What the file system has left, promises subtracted, and the floor.
     pub(super) fn free(&self) -> (u64, u64) {
         let mut inner = self.inner.lock();

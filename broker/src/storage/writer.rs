@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::codec::{align_up, usize_of};
 use super::error::{At as _, Error};
-use super::frame::{FRAME_ALIGN, FRAME_HEADER, FrameHeader};
+use super::frame::{FRAME_ALIGN, FRAME_HEADER, FrameHeader, stored_len};
 use super::header::{SEGMENT_HEADER, SegmentHeader};
 use super::index::{SegmentEnd, SparseIndex};
 use super::log_core::LogCore;
@@ -33,6 +33,13 @@ pub(super) struct Pending {
     pub content_crc: u32,
     /// It is the first frame of this segment.
     pub starts: Option<Plan>,
+}
+
+impl Pending {
+    /// Bytes that it takes in a segment.
+    pub fn stored_len(&self) -> u64 {
+        stored_len(u32::try_from(self.frame.payload.len()).unwrap_or(u32::MAX))
+    }
 }
 
 /// Where a truncation ends the log.

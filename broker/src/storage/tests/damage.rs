@@ -380,6 +380,28 @@ fn s4_promises_count_until_they_are_dropped() {
 }
 
 #[test]
+fn s4_promises_for_appends_end_when_the_log_fails() {
+    // On the way to the file, at the roll before, and still in the queue.
+    for op in [FaultOp::Write, FaultOp::Create, FaultOp::Sync] {
+        let fs = SimFs::new(1);
+        let store = open(&fs);
+        let log = store.create_log(key(1), small()).unwrap();
+        fill(&log, 1, 1, 3000);
+        fs.inject(Fault {
+            op,
+            path_contains: "3-1/".into(),
+            skip: 0,
+            times: 1,
+            errno: 5,
+        });
+        // Each begins a segment of its own.
+        let frames = (1..20).map(|index| batch(1, index, vec![1; 3000]));
+        assert!(append(&log, frames.collect()).is_err());
+        assert_eq!(log.core.shared.space.promised(), 0, "{op:?}");
+    }
+}
+
+#[test]
 fn s6_listed_replica_without_directory_is_quarantined() {
     let fs = SimFs::new(1);
     thirty(&fs, small());
