@@ -8,9 +8,10 @@
 //!  8  term          u64   of the last entry covered
 //! 16  index         u64   of the last entry covered, inclusive
 //! 24  next_offset   u64   one past the last record covered
-//! 32  membership    u32   its length
-//! 36  state         u32   its length
-//! 40  membership    an encoded `internal::StoredMembership`
+//! 32  broker time   u64   of the last entry covered, Unix milliseconds
+//! 40  membership    u32   its length
+//! 44  state         u32   its length
+//! 48  membership    an encoded `internal::StoredMembership`
 //!  +  state         the state machine's own bytes
 //! ```
 

@@ -406,7 +406,12 @@ impl RaftStateMachine<TypeConfig> for Machine {
             saved.await?.map_err(io::Error::other)?;
         } else {
             self.log
-                .reset_to(position(last), checkpoint.next_offset.0, data)
+                .reset_to(
+                    position(last),
+                    checkpoint.next_offset.0,
+                    checkpoint.broker_time_ms,
+                    data,
+                )
                 .await
                 .map_err(io::Error::other)?;
         }

@@ -524,7 +524,7 @@ impl Log {
     }
 
     /// Installs a snapshot: saves `checkpoint` as the state at `position`, empties the log and lets it
-    /// begin after `position` with `base_offset`. The install is on record while it runs (S1): a stop
+    /// begin after `position`, an entry of broker time `time_ms`, with `base_offset`. The install is on record while it runs (S1): a stop
     /// in between finishes or forgets it at the next opening. The vote stays.
     ///
     /// # Cancel safety
@@ -536,13 +536,13 @@ impl Log {
         &self,
         position: Position,
         base_offset: u64,
+        time_ms: u64,
         checkpoint: Bytes,
     ) -> Result<(), Error> {
         let core = Arc::clone(&self.core);
         core.check()?;
         let (receiver, gone) = {
             let mut state = core.state.lock();
-            let time_ms = state.last_time_ms;
             let plan = Plan {
                 id: plan_id(),
                 base_index: position.index + 1,
@@ -550,11 +550,12 @@ impl Log {
                 prev_term: position.term,
                 prev_time_ms: time_ms,
             };
-            let gone = state.reset(position, base_offset);
+            let gone = state.reset(position, base_offset, time_ms);
             let act = Act::Reset {
                 mark: ResetMark {
                     position,
                     base_offset,
+                    time_ms,
                 },
                 plan,
                 checkpoint,

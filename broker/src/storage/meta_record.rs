@@ -20,6 +20,8 @@ pub(super) struct TruncationMark {
 pub(super) struct ResetMark {
     pub position: Position,
     pub base_offset: u64,
+    /// Broker time of the entry there (S19: what follows is not earlier).
+    pub time_ms: u64,
 }
 
 /// One record.
@@ -225,6 +227,7 @@ impl MetaRecord {
                 put_key(out, key);
                 put_position(out, reset.position);
                 out.put_u64_le(reset.base_offset);
+                out.put_u64_le(reset.time_ms);
             }
             Self::ResetDone(key) => {
                 out.put_u8_le(10);
@@ -274,6 +277,7 @@ impl MetaRecord {
                 ResetMark {
                     position: position(&mut from)?,
                     base_offset: from.u64()?,
+                    time_ms: from.u64()?,
                 },
             ),
             10 => Self::ResetDone(key(&mut from)?),
@@ -330,6 +334,7 @@ mod tests {
                 ResetMark {
                     position: at,
                     base_offset: 77,
+                    time_ms: 88,
                 },
             ),
             MetaRecord::ResetDone(key),

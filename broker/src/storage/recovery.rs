@@ -439,7 +439,7 @@ fn finish_reset(
         nonce: rand::random(),
         round_floor: round + 1,
         prev_term: reset.position.term,
-        prev_time_ms: 0,
+        prev_time_ms: reset.time_ms,
         prev_link: 0,
     };
     create_segment(fs, dir, header)?;

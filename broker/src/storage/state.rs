@@ -171,11 +171,17 @@ impl State {
         gone
     }
 
-    pub(super) fn reset(&mut self, position: Position, base_offset: u64) -> Vec<Cached> {
+    pub(super) fn reset(
+        &mut self,
+        position: Position,
+        base_offset: u64,
+        time_ms: u64,
+    ) -> Vec<Cached> {
         self.purged = Some(position);
         self.committed = Some(position);
         self.next_index = position.index + 1;
         self.next_offset = base_offset;
+        self.last_time_ms = time_ms;
         self.terms = TermRuns::default();
         self.planned.clear();
         self.tail_base = position.index + 1;

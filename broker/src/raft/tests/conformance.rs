@@ -157,7 +157,7 @@ impl RaftLogStorage<TypeConfig> for Checkpointed {
         };
         let bytes = checkpoint.encode();
         if self.log.synced_index() < Some(upto.index) {
-            let install = self.log.reset_to(position(upto), 0, bytes);
+            let install = self.log.reset_to(position(upto), 0, 0, bytes);
             install.await.map_err(io::Error::other)?;
         } else {
             self.log

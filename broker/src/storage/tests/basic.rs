@@ -210,11 +210,13 @@ fn reset_to_installs_and_begins_after_the_snapshot() {
     fill(&log, 1, 20, 300);
     log.save_checkpoint(10, b"old").unwrap();
     let at = Position { term: 3, index: 99 };
-    block_on(log.reset_to(at, 500, Bytes::from_static(b"new"))).unwrap();
+    block_on(log.reset_to(at, 500, 900, Bytes::from_static(b"new"))).unwrap();
     let check = |log: &Log| {
         assert_eq!(log.last(), Some(at));
         assert_eq!(log.purged(), Some(at));
         assert_eq!(log.next_offset(), 500);
+        // Not that of the entries before, which were later.
+        assert_eq!(log.last_time_ms(), 900, "S19");
         assert_eq!(
             log.checkpoints().unwrap(),
             [(99, Bytes::from_static(b"new"))]

@@ -6,6 +6,7 @@
 //! append may be there in part. Nothing else: no acknowledged entry lost, no truncated one back, no
 //! vote forgotten, and an honest disk is never called damaged.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use proptest::prelude::*;
@@ -107,11 +108,19 @@ struct History {
     term: u64,
     /// What a checkpoint covers is committed: Raft never cuts it.
     floor: u64,
+    /// Broker times of entries and of installed snapshots' last ones.
+    times: HashMap<Position, u64>,
 }
 
 impl History {
     fn newest(&self) -> Model {
         self.states.last().unwrap().clone()
+    }
+
+    /// The clock of a log stands at its last entry, also when a snapshot brought it (S19).
+    fn check_time(&self, log: &Log) {
+        let expected = log.last().map_or(0, |last| self.times[&last]);
+        assert_eq!(log.last_time_ms(), expected);
     }
 
     fn acknowledged(&mut self) {
@@ -123,6 +132,11 @@ impl History {
         let mut next = self.newest();
         let index = next.next_index();
         next.entries.push((index, self.term, self.stamp));
+        let at = Position {
+            term: self.term,
+            index,
+        };
+        self.times.insert(at, self.stamp);
         self.states.push(next);
         NewFrame {
             broker_time_ms: self.stamp,
@@ -201,8 +215,11 @@ fn run(history: &mut History, log: &Log, act: &Act) -> Result<(), Error> {
             next.entries.clear();
             next.purged = Some(at);
             history.states.push(next);
+            history.stamp += 1;
+            let time_ms = history.stamp;
+            history.times.insert(at, time_ms);
             let state = Bytes::copy_from_slice(&at.index.to_le_bytes());
-            block_on(log.reset_to(at, (at.index + 1) * 2, state))?;
+            block_on(log.reset_to(at, (at.index + 1) * 2, time_ms, state))?;
         }
         Act::Commit => {
             if let Some(last) = log.last() {
@@ -229,6 +246,7 @@ fn check(
         stamp: 0,
         term: 1,
         floor: 0,
+        times: HashMap::new(),
     };
     for (number, life) in lives.iter().enumerate() {
         // Opening is part of what a cut may interrupt.
@@ -252,11 +270,13 @@ fn check(
                     "life {number}: {found:#?}\nallowed: {:#?}",
                     history.states
                 );
+                history.check_time(&log);
                 history.states = vec![found];
                 for act in &life.acts {
                     if run(&mut history, &log, act).is_err() {
                         break;
                     }
+                    history.check_time(&log);
                 }
                 drop(log);
                 close(store);
@@ -284,6 +304,7 @@ fn check(
         "at the end: {found:#?}\nallowed: {:#?}",
         history.states
     );
+    history.check_time(&log);
     // Offsets are a pure function of the log: two records an entry.
     for frame in log
         .read(log.first_index()..log.next_index(), usize::MAX / 2)
