@@ -91,7 +91,8 @@ struct Pending {
 }
 
 /// A request without its answer. Its bytes count as in flight until the answer arrives, whether or
-/// not somebody looks at it then: a caller that waits for room must not wait for itself.
+/// not somebody looks at it then: a caller that waits for room must not wait for itself. They end
+/// with the [`Ticket`] too, which takes the frame back if it still waits to be sent.
 struct Waiting {
     answer: oneshot::Sender<PeerFrame>,
     _in_flight: OwnedSemaphorePermit,
@@ -108,7 +109,8 @@ pub(super) struct Link {
     kick: Notify,
 }
 
-/// An answer to come. Dropping it forgets the request.
+/// An answer to come. Dropping it forgets the request, and takes it back if it is not sent yet: on
+/// a slow connection a request made again must not wait behind those that were given up.
 pub(super) struct Ticket {
     link: Arc<Link>,
     id: u64,
@@ -239,7 +241,7 @@ impl Ticket {
     /// Waits for the answer.
     ///
     /// # Cancel safety
-    /// A dropped wait forgets the request; the peer may still handle it.
+    /// Safe: the wait can be taken up again.
     pub(super) async fn answer(&mut self, deadline: Instant) -> Result<PeerFrame, LinkError> {
         match tokio::time::timeout_at(deadline, &mut self.answer).await {
             Err(_elapsed) => Err(LinkError::Timeout),
@@ -252,7 +254,16 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.link.pending.lock().answers.remove(&self.id);
+        let mut pending = self.link.pending.lock();
+        let waiting = pending.answers.remove(&self.id);
+        if waiting.is_some()
+            && let Some(queue) = &pending.queue
+        {
+            queue.withdraw(self.id);
+        }
+        drop(pending);
+        // Outside the lock, and after the frame has gone: this is what frees its bytes.
+        drop(waiting);
     }
 }
 
@@ -447,4 +458,32 @@ async fn serve(
     };
     context.known.lost(peer);
     end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn link_with_a_request_given_up_keeps_neither_its_frame_nor_its_bytes() {
+        let link = Link::new(BrokerId(2), Lane::Data);
+        let queue = Arc::new(FrameQueue::new());
+        link.up(Arc::clone(&queue));
+        let frame = PeerFrame {
+            payload: vec![0; 1 << 20].into(),
+            ..Default::default()
+        };
+        // The peer takes nothing, as on a connection that is stuck.
+        for _ in 0..3 {
+            let deadline = Instant::now() + Duration::from_secs(5);
+            let sent = link.send(frame.clone(), Urgency::Now, deadline).await;
+            let mut ticket = sent.unwrap();
+            assert!(queue.bytes() > 1 << 20);
+            assert_eq!(ticket.answer(deadline).await, Err(LinkError::Timeout));
+            assert!(link.in_flight.available_permits() < IN_FLIGHT_BYTES_MAX);
+            drop(ticket);
+            assert_eq!(queue.bytes(), 0);
+            assert_eq!(link.in_flight.available_permits(), IN_FLIGHT_BYTES_MAX);
+        }
+    }
 }

@@ -75,6 +75,19 @@ impl FrameQueue {
         true
     }
 
+    /// Takes back the frame of this correlation id, if it still waits.
+    pub(super) fn withdraw(&self, correlation_id: u64) {
+        let mut state = self.state.lock();
+        let found = state
+            .frames
+            .iter()
+            .position(|(_, frame)| frame.correlation_id == correlation_id);
+        if let Some((size, _)) = found.and_then(|at| state.frames.remove(at)) {
+            state.bytes -= size;
+            state.urgent &= !state.frames.is_empty();
+        }
+    }
+
     /// Bytes that wait.
     pub(super) fn bytes(&self) -> usize {
         self.state.lock().bytes
@@ -202,6 +215,25 @@ mod tests {
         queue.push(frame(1), Urgency::Lazy);
         assert_eq!(queue.next(&mut last).await.unwrap().frames.len(), 2);
         assert_eq!(Instant::now(), before + LAZY_INTERVAL, "busy: together");
+    }
+
+    #[tokio::test]
+    async fn queue_with_a_frame_taken_back_sends_the_others_in_order() {
+        let queue = FrameQueue::new();
+        for id in 1..=3 {
+            let numbered = PeerFrame {
+                correlation_id: id,
+                ..frame(10)
+            };
+            queue.push(numbered, Urgency::Now);
+        }
+        queue.withdraw(2);
+        queue.withdraw(9);
+        let message = queue.next(&mut long_ago()).await.unwrap();
+        let ids = message.frames.iter().map(|frame| frame.correlation_id);
+        assert_eq!(ids.collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(queue.bytes(), 0);
+        queue.withdraw(1);
     }
 
     #[tokio::test]
