@@ -126,6 +126,15 @@ impl LogCore {
         self.shared.budget.removed(bytes);
     }
 
+    /// Whether a frame up to `last_index` is in memory.
+    pub(super) fn has_cached(&self, last_index: u64) -> bool {
+        let state = self.state.lock();
+        state
+            .cache
+            .front()
+            .is_some_and(|oldest| oldest.frame.index <= last_index)
+    }
+
     /// Lets cached frames up to `last_index` go; `false` when some of them are pinned.
     pub(super) fn evict(&self, last_index: u64) -> bool {
         let stable_end = self.stable_end.load(Ordering::Acquire);

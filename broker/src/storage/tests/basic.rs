@@ -203,6 +203,28 @@ fn purge_with_a_checkpoint_removes_whole_segments() {
 }
 
 #[test]
+fn tail_budget_forgets_appends_whose_frames_purges_took() {
+    let fs = SimFs::new(1);
+    let store = open(&fs);
+    // Never purged: it stays the oldest.
+    let quiet = store.create_log(key(1), small()).unwrap();
+    fill(&quiet, 1, 1, 10);
+    let busy = store.create_log(key(2), small()).unwrap();
+    for round in 1..=50 {
+        fill(&busy, 1, 100, 10);
+        let at = busy.last().unwrap();
+        busy.save_checkpoint(at.index, b"state").unwrap();
+        block_on(busy.purge(at)).unwrap();
+        let kept = busy.core.shared.budget.len();
+        assert!(kept <= 1024, "round {round}: {kept}");
+    }
+    assert_eq!(content(&quiet).len(), 1);
+    fill(&busy, 1, 1, 10);
+    assert_eq!(quiet.cached_from(), 0);
+    assert!(store.cached_bytes() > 0);
+}
+
+#[test]
 fn reset_to_installs_and_begins_after_the_snapshot() {
     let fs = SimFs::new(1);
     let store = open(&fs);
