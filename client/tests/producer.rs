@@ -402,7 +402,14 @@ async fn topic_deleted_under_way_ends_its_tickets_and_its_successor_starts_afres
 #[tokio::test]
 async fn duplicate_beyond_the_table_is_told_as_stored() {
     let fake = Fake::start(1, 1).await;
-    fake.on_produce(|_, _| Produce::Refuse(error(ErrorCode::DuplicateSequence)));
+    let mut attempts = 0;
+    fake.on_produce(move |_, _| {
+        attempts += 1;
+        Produce::Refuse(error(match attempts {
+            1 => ErrorCode::OutcomeUnknown,
+            _ => ErrorCode::DuplicateSequence,
+        }))
+    });
     let producer = fake
         .client()
         .await
@@ -413,6 +420,32 @@ async fn duplicate_beyond_the_table_is_told_as_stored() {
         (told.kind(), told.outcome()),
         (ErrorKind::OffsetUnknown, Some(Outcome::Ok))
     );
+}
+
+#[tokio::test]
+async fn s12_duplicate_of_what_was_sent_once_is_not_believed() {
+    for code in [None, Some(ErrorCode::DuplicateSequence)] {
+        let fake = Fake::start(1, 1).await;
+        fake.on_produce(move |_, header| {
+            if header.producer.epoch == 0 && header.producer.base_sequence == 1 {
+                return code.map_or(Produce::Duplicate, |code| Produce::Refuse(error(code)));
+            }
+            Produce::Serve
+        });
+        let producer = fake
+            .client()
+            .await
+            .producer(ProducerConfig::default())
+            .unwrap();
+        producer.send(record("a")).await.unwrap();
+        let lost = producer.send(record("b")).await.unwrap_err();
+        assert_eq!(
+            (lost.kind(), lost.outcome()),
+            (ErrorKind::ProducerReset, Some(Outcome::Unknown))
+        );
+        producer.send(record("c")).await.unwrap();
+        assert_eq!(fake.values(0), ["a", "c"]);
+    }
 }
 
 #[tokio::test]

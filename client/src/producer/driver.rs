@@ -263,7 +263,14 @@ impl Driver {
     /// False once the topic is gone and everything has its fate.
     fn on_event(&mut self, event: Event) -> bool {
         match event {
-            Event::Acknowledged { key, base_offset } => {
+            Event::Acknowledged {
+                key,
+                duplicate: true,
+                ..
+            } if !self.flight.may_be_duplicate(key) => self.on_usurped(key),
+            Event::Acknowledged {
+                key, base_offset, ..
+            } => {
                 if let Some(batch) = self.flight.acknowledge(key) {
                     self.backoff.reset();
                     self.out_of_order = 0;
@@ -271,7 +278,9 @@ impl Driver {
                 }
             }
             Event::Refused { key, error } if error.code() == ErrorCode::DuplicateSequence => {
-                if let Some(batch) = self.flight.acknowledge(key) {
+                if !self.flight.may_be_duplicate(key) {
+                    self.on_usurped(key);
+                } else if let Some(batch) = self.flight.acknowledge(key) {
                     batch.fate.failed(Error::from(&error), Outcome::Ok);
                 }
             }
@@ -340,6 +349,13 @@ impl Driver {
         }
     }
 
+    /// The broker has the sequence of a batch that was sent only once: what it has is not ours, and
+    /// to believe it would lose the batch.
+    fn on_usurped(&mut self, key: Key) {
+        warn!(place = ?self.queue.place, ?key, "a batch sent once is told as a duplicate");
+        self.flight.refuse(key, Refusal::Usurped);
+    }
+
     /// All answers of the round are in: the lowest batch's verdict decides.
     fn after_drain(&mut self) {
         match self.flight.verdict() {
@@ -350,7 +366,7 @@ impl Driver {
                 };
                 self.give_up(1, &error);
             }
-            Some(Refusal::UnknownProducer) => self.new_epoch(),
+            Some(Refusal::UnknownProducer | Refusal::Usurped) => self.new_epoch(),
             Some(Refusal::OutOfOrder) if self.out_of_order >= OUT_OF_ORDER_MAX => self.new_epoch(),
             Some(Refusal::OutOfOrder) => {
                 self.out_of_order += 1;

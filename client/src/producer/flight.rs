@@ -45,6 +45,9 @@ pub(crate) enum Refusal {
     UnknownProducer,
     /// This batch will never be taken.
     Final,
+    /// Taken for one that is written already, though it was sent only once: another writer uses the
+    /// sequence. What became of it is unclear, and sequences of this epoch mean nothing any more.
+    Usurped,
 }
 
 /// A batch that left the window without an acknowledgement.
@@ -65,8 +68,8 @@ struct Slot<P> {
     /// Sent in this round and not answered.
     outstanding: bool,
     doubtful: bool,
-    /// Sent in any round.
-    ever_sent: bool,
+    /// How often it was sent, over all rounds.
+    sends: u32,
     /// The refusal it got in this round.
     refusal: Option<Refusal>,
 }
@@ -139,7 +142,7 @@ impl<P> Flight<P> {
             records,
             outstanding: false,
             doubtful: false,
-            ever_sent: false,
+            sends: 0,
             refusal: None,
         });
         self.next_sequence += u64::from(records);
@@ -174,9 +177,18 @@ impl<P> Flight<P> {
     pub(crate) fn mark_sent(&mut self) {
         if let Some(slot) = self.window.get_mut(self.sent) {
             slot.outstanding = true;
-            slot.ever_sent = true;
+            slot.sends += 1;
             self.sent += 1;
         }
+    }
+
+    /// Whether the batch may rightly be told that it is written already: only one that was sent
+    /// more than once, or has its fate.
+    pub(crate) fn may_be_duplicate(&self, key: Key) -> bool {
+        let slot = self
+            .position(key.sequence)
+            .and_then(|at| self.window.get(at));
+        key.epoch != self.epoch || slot.is_none_or(|slot| slot.payload.is_none() || slot.sends > 1)
     }
 
     /// The batch is written: gives it back. `None` if it had its fate before.
@@ -212,7 +224,7 @@ impl<P> Flight<P> {
             return false;
         };
         slot.outstanding = false;
-        slot.doubtful |= refusal == Refusal::Unclear;
+        slot.doubtful |= matches!(refusal, Refusal::Unclear | Refusal::Usurped);
         slot.refusal = Some(refusal);
         self.draining = true;
         true
@@ -267,7 +279,7 @@ impl<P> Flight<P> {
                 continue;
             }
             certain |= !slot.is_doubtful();
-            unsent &= !slot.ever_sent;
+            unsent &= slot.sends == 0;
             lost.extend(slot.into_lost());
         }
         if unsent {
@@ -309,7 +321,7 @@ impl<P> Flight<P> {
         for slot in &mut self.window {
             slot.sequence = next;
             slot.doubtful = false;
-            slot.ever_sent = false;
+            slot.sends = 0;
             next += u64::from(slot.records);
         }
         self.next_sequence = next;

@@ -30,6 +30,8 @@ pub(super) enum Event {
     Acknowledged {
         key: Key,
         base_offset: u64,
+        /// It was written before, by another attempt.
+        duplicate: bool,
     },
     Refused {
         key: Key,
@@ -180,6 +182,7 @@ async fn run(
             Some(ProduceResult::Ack(ack)) => Event::Acknowledged {
                 key,
                 base_offset: ack.base_offset,
+                duplicate: ack.duplicate,
             },
             Some(ProduceResult::Error(error)) => Event::Refused { key, error },
             None => Event::Refused {

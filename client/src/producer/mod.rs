@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use qute_proto::ids::ProducerId;
+use qute_proto::ids::{ProducerId, TopicId};
 use qute_proto::partition::partition_of;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -85,8 +85,9 @@ struct Inner {
     shared: Arc<Shared>,
     config: ProducerConfig,
     producer_id: ProducerId,
-    /// By name; one entry is one incarnation of the topic.
-    topics: RwLock<HashMap<Arc<str>, Arc<TopicQueues>>>,
+    /// By incarnation: a name may stand for two of them while views change, and each partition of
+    /// each must have exactly one driver (S12: two would count the same sequences).
+    topics: RwLock<HashMap<TopicId, Arc<TopicQueues>>>,
     /// Bytes of records without a fate.
     buffer: Arc<Semaphore>,
     links: Arc<Links>,
@@ -243,23 +244,24 @@ impl Inner {
         }
     }
 
-    /// The queues of this incarnation; those of an older one are left to their drivers, which
-    /// find out that it is gone.
+    /// The queues of this incarnation. Those of an older one are left to their drivers, which find
+    /// out that it is gone, and are dropped once nothing can come from them any more.
     fn queues_of(&self, topic: &Arc<Topic>) -> Arc<TopicQueues> {
-        let same = |queues: &&Arc<TopicQueues>| queues.topic.id == topic.id;
-        if let Some(queues) = self.topics.read().get(&topic.name).filter(same) {
+        if let Some(queues) = self.topics.read().get(&topic.id) {
             return Arc::clone(queues);
         }
         let mut topics = self.topics.write();
-        if let Some(queues) = topics.get(&topic.name).filter(same) {
+        if let Some(queues) = topics.get(&topic.id) {
             return Arc::clone(queues);
         }
+        // Held by the map alone, nobody can be about to use it.
+        topics.retain(|_, queues| Arc::strong_count(queues) > 1 || !queues.are_closed());
         let queues = Arc::new(TopicQueues {
             topic: Arc::clone(topic),
             queues: Mutex::default(),
             sticky: Mutex::default(),
         });
-        topics.insert(Arc::clone(&topic.name), Arc::clone(&queues));
+        topics.insert(topic.id, Arc::clone(&queues));
         queues
     }
 
@@ -301,6 +303,12 @@ impl TopicQueues {
         Ok(queue)
     }
 
+    /// The drivers have ended, since the topic is gone.
+    fn are_closed(&self) -> bool {
+        let queues = self.queues.lock();
+        queues.values().all(|queue| queue.is_closed())
+    }
+
     /// Where a record without a key goes: see `sticky.rs`.
     fn pick(&self, topic: &Topic, cost: usize, batch_bytes: usize) -> u32 {
         let mut sticky = self.sticky.lock();
@@ -325,5 +333,62 @@ impl fmt::Debug for Producer {
         f.debug_struct("Producer")
             .field("producer_id", &self.inner.producer_id)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Client;
+    use crate::config::ClientConfig;
+
+    fn incarnation(id: u128) -> Arc<Topic> {
+        Arc::new(Topic {
+            name: "t".into(),
+            id: TopicId(uuid::Uuid::from_u128(id)),
+            leaders: vec![None],
+        })
+    }
+
+    fn producer() -> Producer {
+        let client = Client::lazy(ClientConfig::new("127.0.0.1:1").unwrap()).unwrap();
+        client.producer(ProducerConfig::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn s12_topic_seen_old_and_new_in_turn_has_one_driver_per_incarnation() {
+        let producer = producer();
+        let inner = &producer.inner;
+        let (old, new) = (incarnation(1), incarnation(2));
+        let queue_of = |topic| inner.queues_of(topic).queue(inner, 0).unwrap();
+        let of_old = queue_of(&old);
+        let of_new = queue_of(&new);
+        // A task that looked before the topic was made again comes late.
+        assert!(Arc::ptr_eq(&of_old, &queue_of(&old)));
+        assert!(Arc::ptr_eq(&of_new, &queue_of(&new)));
+        assert_eq!(inner.drivers.len(), 2);
+        assert_eq!(inner.all_queues().len(), 2, "a flush awaits both");
+    }
+
+    #[tokio::test]
+    async fn queues_of_a_topic_that_is_gone_are_dropped_unless_in_use() {
+        let producer = producer();
+        let inner = &producer.inner;
+        let in_use = inner.queues_of(&incarnation(1));
+        for topic in [&in_use, &inner.queues_of(&incarnation(2))] {
+            let gone = Error::new(ErrorKind::UnknownTopic, "gone");
+            topic.queue(inner, 0).unwrap().close(gone);
+        }
+        let open = incarnation(3);
+        inner.queues_of(&open).queue(inner, 0).unwrap();
+        inner.queues_of(&incarnation(4));
+        let mut left: Vec<u128> = inner
+            .topics
+            .read()
+            .keys()
+            .map(|id| id.0.as_u128())
+            .collect();
+        left.sort_unstable();
+        assert_eq!(left, [1, 3, 4]);
     }
 }

@@ -165,6 +165,10 @@ impl PartitionQueue {
         unresolved
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        self.state.lock().closed.is_some()
+    }
+
     /// Takes nothing in any more; gives up what waits.
     pub(super) fn close(&self, error: Error) {
         let (open, ready) = {

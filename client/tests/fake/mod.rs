@@ -43,6 +43,8 @@ pub enum Produce {
     Refuse(v1::Error),
     /// Never answer.
     Swallow,
+    /// Say that it was written before; write nothing.
+    Duplicate,
 }
 
 type ProduceScript = Box<dyn FnMut(u64, &BatchHeader) -> Produce + Send>;
@@ -281,6 +283,12 @@ impl Endpoint {
             match decision {
                 Produce::Refuse(error) => return Some(Some(ProduceResult::Error(error))),
                 Produce::Swallow => return Some(None),
+                Produce::Duplicate => {
+                    return Some(Some(ProduceResult::Ack(v1::ProduceAck {
+                        duplicate: true,
+                        ..Default::default()
+                    })));
+                }
                 Produce::Serve | Produce::ServeThenCut => {}
             }
             let result = match state.find(&request.topic_id, request.partition) {
