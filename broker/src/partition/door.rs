@@ -29,7 +29,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use qute_proto::ids::Offset;
 use tokio::sync::{mpsc, oneshot};
@@ -40,7 +39,7 @@ use super::error::Error;
 use super::intake::Intake;
 use super::machine::RecordsState;
 use crate::env::Clock;
-use crate::raft::{Admission, GroupHandle, ProposeError};
+use crate::raft::{GroupHandle, ProposeError};
 use keeper::{Item, Keeper};
 
 /// Batches waiting in front of the door; their bytes are bounded by the group's admission.
@@ -112,36 +111,6 @@ impl Door {
             .group
             .try_admit(intake.batch.len())
             .map_err(|error| not_proposed(&error))?;
-        self.enqueue(intake, admission)
-    }
-
-    /// As [`Door::submit`], but waits for room in front of the door, at most `patience`.
-    ///
-    /// # Errors
-    /// As [`Door::submit`]; [`Error::Overloaded`] when there was no room in time.
-    ///
-    /// # Cancel safety
-    /// A dropped call has submitted nothing.
-    pub async fn submit_within(
-        &self,
-        intake: Intake,
-        patience: Duration,
-    ) -> Result<Pending, Error> {
-        if !self.group.leadership().is_local {
-            return Err(Error::NotLeader);
-        }
-        let admission = match self.group.try_admit(intake.batch.len()) {
-            Err(ProposeError::Busy) => {
-                tokio::time::timeout(patience, self.group.admit(intake.batch.len()))
-                    .await
-                    .map_err(|_elapsed| Error::Overloaded)?
-            }
-            other => other,
-        };
-        self.enqueue(intake, admission.map_err(|error| not_proposed(&error))?)
-    }
-
-    fn enqueue(&self, intake: Intake, admission: Admission) -> Result<Pending, Error> {
         let (answer, pending) = oneshot::channel();
         let item = Item::new(intake, admission, answer);
         self.queue.try_send(item).map_err(|error| match error {

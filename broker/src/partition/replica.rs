@@ -232,18 +232,6 @@ impl Replica {
         self.door.submit(intake)
     }
 
-    /// As [`Replica::append`], but waits for room in front of the door, at most `patience`.
-    ///
-    /// # Errors
-    /// As [`Replica::append`].
-    ///
-    /// # Cancel safety
-    /// A dropped call has submitted nothing.
-    pub async fn append_within(&self, batch: Bytes, patience: Duration) -> Result<Pending, Error> {
-        let intake = intake::verify(batch, self.record_bytes_max.load(Ordering::Relaxed))?;
-        self.door.submit_within(intake, patience).await
-    }
-
     /// Committed batches from `from` on: at least one if there is any, then as many as fit
     /// `bytes_max`. Empty at the high watermark and ahead of it.
     ///

@@ -2,7 +2,8 @@
 //!
 //! One task per stream. Batches are submitted in the order in which they arrive, so the order
 //! within a partition is kept; answers go out as they come, in order within a partition. A
-//! refused batch costs its own answer and nothing else.
+//! refused batch costs its own answer and nothing else, and so does one for a partition that has
+//! no room: it is refused at once.
 //!
 //! ```text
 //!  stream --> budget (bytes, broker-wide) --> Replica::append --> Pending --.
@@ -17,8 +18,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::future::{Fuse, FusedFuture};
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use qute_proto::ids::PartitionId;
 use qute_proto::v1;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -30,7 +32,8 @@ use crate::partition::error::Error;
 
 /// Batches of one stream that may be unanswered.
 const UNANSWERED_MAX: usize = 4096;
-/// How long a batch waits for room before it is refused: the stream stands still meanwhile.
+/// How long a batch waits for its share of the budget before it is refused: the stream is not
+/// read meanwhile.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// An unanswered batch.
@@ -124,8 +127,12 @@ pub(super) async fn run(
     answers: mpsc::Sender<Result<v1::ProduceResponse, Status>>,
 ) {
     let mut unanswered = Unanswered::default();
+    // The batch that waits for its share of the budget; meanwhile none is read behind it.
+    let admitting = Fuse::terminated();
+    tokio::pin!(admitting);
     let mut open = true;
-    while open || unanswered.count > 0 {
+    while open || unanswered.count > 0 || !admitting.is_terminated() {
+        let may_read = open && unanswered.count < UNANSWERED_MAX && admitting.is_terminated();
         tokio::select! {
             biased;
             () = shared.stop.cancelled() => {
@@ -139,13 +146,16 @@ pub(super) async fn run(
                     return;
                 }
             }
-            request = requests.next(), if open && unanswered.count < UNANSWERED_MAX => match request {
-                Some(Ok(request)) => match submit(&shared, request).await {
+            (request, budget) = &mut admitting, if !admitting.is_terminated() => {
+                match submit(&shared, request, budget) {
                     Ok((partition, entry)) => unanswered.push(partition, entry),
                     Err(answer) => if !shared.send(&answers, Ok(answer)).await {
                         return;
                     },
-                },
+                }
+            }
+            request = requests.next(), if may_read => match request {
+                Some(Ok(request)) => admitting.set(admit(&shared.produce_budget, request).fuse()),
                 // A message that is no message: nothing after it can be read.
                 Some(Err(status)) => {
                     shared.send(&answers, Err(status)).await;
@@ -157,37 +167,46 @@ pub(super) async fn run(
     }
 }
 
-async fn submit(
+/// Does not wait: a partition that has no room must not hold up the others of the stream.
+fn submit(
     shared: &Shared,
     request: v1::ProduceRequest,
+    budget: Option<OwnedSemaphorePermit>,
 ) -> Result<(PartitionId, Entry), v1::ProduceResponse> {
     let correlation_id = request.correlation_id;
     let partition = wire::partition_id(&request.topic_id, request.partition)
         .map_err(|error| refused(correlation_id, error))?;
-    let mut entry = Entry {
-        correlation_id,
-        bytes: u64::try_from(request.batch.len()).unwrap_or(u64::MAX),
-        fate: Fate::Refused(Error::Overloaded),
-        _budget: None,
+    let bytes = u64::try_from(request.batch.len()).unwrap_or(u64::MAX);
+    let submitted = match &budget {
+        Some(_) => shared
+            .replicas
+            .serving(partition)
+            .and_then(|replica| replica.append(request.batch)),
+        None => Err(Error::Overloaded),
     };
-    if let Some(budget) = admit(&shared.produce_budget, request.batch.len()).await {
-        entry._budget = Some(budget);
-        let submitted = match shared.replicas.serving(partition) {
-            Ok(replica) => replica.append_within(request.batch, PATIENCE).await,
-            Err(error) => Err(error),
-        };
-        entry.fate = match submitted {
+    let entry = Entry {
+        correlation_id,
+        bytes,
+        fate: match submitted {
             Ok(pending) => Fate::Pending(pending),
             Err(error) => Fate::Refused(error),
-        };
-    }
+        },
+        _budget: budget,
+    };
     Ok((partition, entry))
 }
 
-async fn admit(budget: &Arc<Semaphore>, bytes: usize) -> Option<OwnedSemaphorePermit> {
-    let permits = u32::try_from(bytes.max(1)).ok()?;
+/// Waits for the batch's share of the budget; `None`: there was none in time.
+async fn admit(
+    budget: &Arc<Semaphore>,
+    request: v1::ProduceRequest,
+) -> (v1::ProduceRequest, Option<OwnedSemaphorePermit>) {
+    let Ok(permits) = u32::try_from(request.batch.len().max(1)) else {
+        return (request, None);
+    };
     let admitted = Arc::clone(budget).acquire_many_owned(permits);
-    tokio::time::timeout(PATIENCE, admitted).await.ok()?.ok()
+    let admitted = tokio::time::timeout(PATIENCE, admitted).await;
+    (request, admitted.ok().and_then(Result::ok))
 }
 
 fn response(shared: &Shared, answered: Answered) -> v1::ProduceResponse {

@@ -425,6 +425,56 @@ async fn answers_keep_their_order_within_a_partition() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn full_partition_does_not_hold_up_the_others() {
+    let served = Served::start().await;
+    let full = served.broker.open(0).await;
+    served.broker.open(1).await;
+    let mut taken = Vec::new();
+    while let Ok(admission) = full.group().try_admit(8 << 20) {
+        taken.push(admission);
+    }
+    let mut client = served.client().await;
+    let mut produce = Produce::open(&mut client).await;
+    let started = std::time::Instant::now();
+    for sequence in 0..40 {
+        produce.send(partition(0), batch(7, sequence, 1)).await;
+    }
+    let other = produce.send(partition(1), batch(7, 0, 1)).await;
+    for _ in 0..=40 {
+        let (id, result) = produce.answer().await;
+        match id == other {
+            true => assert!(result.is_ok(), "{result:?}"),
+            false => assert_eq!(code(result), v1::ErrorCode::Overloaded),
+        }
+    }
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    drop(taken);
+    assert!(produce.call(partition(0), batch(7, 0, 1)).await.is_ok());
+    served.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acks_go_out_while_a_batch_waits_for_the_budget() {
+    let served = Served::start().await;
+    served.broker.open(0).await;
+    let budget = &served.service.shared.produce_budget;
+    let (first, second) = (batch(7, 0, 1), batch(7, 1, 1));
+    // Room for one of them.
+    let left = first.len().max(second.len());
+    let rest = u32::try_from(budget.available_permits() - left).unwrap();
+    let rest = budget.acquire_many(rest).await.unwrap();
+    let mut client = served.client().await;
+    let mut produce = Produce::open(&mut client).await;
+    produce.send(partition(0), first).await;
+    produce.send(partition(0), second).await;
+    let (first, second) = (produce.answer().await, produce.answer().await);
+    assert!(first.1.is_ok() && second.1.is_ok(), "{first:?} {second:?}");
+    drop(rest);
+    served.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_flow_only_against_credit() {
     let served = Served::start().await;
     let replica = served.broker.open(0).await;
