@@ -237,7 +237,7 @@ impl Proposer {
         let end = Instant::now() + deadline;
         let mut hint = None;
         loop {
-            let failure = match self.attempt(&command, &mut hint).await {
+            let failure = match self.attempt(&command, &mut hint, end).await {
                 Ok(decided) => return Ok(decided),
                 Err(failure) => failure,
             };
@@ -251,13 +251,15 @@ impl Proposer {
         }
     }
 
-    /// Here, then where the last answer pointed, then wherever somebody may know.
+    /// Here, then where the last answer pointed, then wherever somebody may know; until `end`.
     async fn attempt(
         &self,
         command: &Bytes,
         hint: &mut Option<BrokerId>,
+        end: Instant,
     ) -> Result<Decided, v1::Error> {
-        let here = self.propose_here(command.clone(), CALL_DEADLINE).await;
+        let left = || CALL_DEADLINE.min(end.saturating_duration_since(Instant::now()));
+        let here = self.propose_here(command.clone(), left()).await;
         let mut failure = match here {
             Err(failure)
                 if matches!(failure.code(), ErrorCode::NotLeader | ErrorCode::NotReady) =>
@@ -284,13 +286,16 @@ impl Proposer {
             let Some(broker) = self.book.get(target).filter(|_| asked.insert(target)) else {
                 continue;
             };
+            if left().is_zero() {
+                break;
+            }
             let request = ProposeRequest {
                 hello: Some(self.peers.hello()),
                 command: command.clone(),
             };
             match self
                 .calls
-                .propose(&broker.peer_address, request, CALL_DEADLINE)
+                .propose(&broker.peer_address, request, left())
                 .await
             {
                 Ok(response) => match response.error {
@@ -332,5 +337,49 @@ impl Reports for Reporter {
             let outcome = proposer.propose(command, REPORT_DEADLINE).await;
             outcome.map(|_| ()).map_err(|failure| failure.message)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qute_proto::internal::{BrokerAddress, PartitionsBorn};
+
+    use super::*;
+    use crate::env::SystemClock;
+    use crate::raft::Identity;
+
+    #[tokio::test]
+    async fn silent_brokers_do_not_stretch_the_deadline() {
+        let own = BrokerId(1);
+        let book = Arc::new(AddressBook::new(own));
+        let mut silent = Vec::new();
+        for broker_id in 2..6 {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            book.learn(&BrokerAddress {
+                broker_id,
+                peer_address: listener.local_addr().unwrap().to_string(),
+                ..BrokerAddress::default()
+            });
+            silent.push(listener);
+        }
+        let peers = Peers::new(Identity {
+            broker: own,
+            boot: 1,
+            process: 1,
+        });
+        let proposer = Proposer::new(
+            own,
+            peers,
+            Arc::default(),
+            book,
+            Arc::new(SystemClock),
+            watch::channel(None).1,
+        );
+        let started = Instant::now();
+        let command = Command::PartitionsBorn(PartitionsBorn::default());
+        let refused = proposer.propose(command, Duration::from_millis(300)).await;
+        assert_eq!(refused.unwrap_err().code(), ErrorCode::NotReady);
+        let took = started.elapsed();
+        assert!(took < CALL_DEADLINE, "{took:?}");
     }
 }
