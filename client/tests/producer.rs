@@ -141,6 +141,26 @@ async fn frozen_leader_is_left_as_soon_as_a_newer_epoch_is_known() {
 }
 
 #[tokio::test]
+async fn leader_cut_off_from_its_peers_is_left_though_all_views_come_from_it() {
+    let fake = Fake::start(3, 1).await;
+    fake.isolate(1);
+    fake.on_produce(|broker, _| match broker {
+        1 => Produce::Swallow,
+        _ => Produce::Serve,
+    });
+    // The metadata watch goes to the one broker that is known.
+    let producer = fake.client_by(1).await.producer(small_batches()).unwrap();
+    let tickets = enqueue(&producer, 0..200).await;
+    wait_for(|| !fake.requests().is_empty()).await;
+    fake.set_leader(0, 2, 6);
+    let written = tokio::time::timeout(Duration::from_secs(20), join_all(tickets));
+    for ticket in written.await.expect("long before the delivery timeout") {
+        ticket.unwrap();
+    }
+    assert_eq!(fake.values(0), expected(0..200));
+}
+
+#[tokio::test]
 async fn leader_changes_under_load_keep_order_without_loss_or_doubles() {
     let fake = Fake::start(3, 1).await;
     let mut count = 0;

@@ -1,12 +1,13 @@
 //! The present view, its refresh (one in flight, however many callers fail), and the watch task
 //! that has it pushed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use qute_proto::ids::TopicId;
+use qute_proto::ids::{BrokerId, TopicId};
 use qute_proto::v1;
 use rand::seq::SliceRandom;
 use tokio::sync::{Notify, watch};
@@ -38,6 +39,8 @@ pub(crate) struct MetadataCache {
     begun: std::sync::atomic::AtomicU64,
     /// Wakes the task that refreshes for those who do not wait themselves.
     refresh_wanted: Notify,
+    /// Brokers that the next refresh asks last.
+    doubted: Mutex<BTreeSet<BrokerId>>,
 }
 
 /// The last refresh that completed.
@@ -58,6 +61,7 @@ impl MetadataCache {
             refreshing: tokio::sync::Mutex::default(),
             begun: std::sync::atomic::AtomicU64::new(0),
             refresh_wanted: Notify::new(),
+            doubted: Mutex::default(),
         }
     }
 
@@ -113,6 +117,12 @@ impl MetadataCache {
     /// others answers with an old view, so none is asked first for ever. Brokers believed dead
     /// and the bootstrap list come last.
     pub(crate) fn endpoints(&self) -> Vec<Address> {
+        self.endpoints_but(&BTreeSet::new())
+    }
+
+    /// The same, with the doubted brokers behind even those believed dead: whose word the latter
+    /// is, nobody knows.
+    fn endpoints_but(&self, doubted: &BTreeSet<BrokerId>) -> Vec<Address> {
         let view = self.view.load();
         let mut brokers: Vec<_> = view
             .brokers
@@ -121,10 +131,11 @@ impl MetadataCache {
             .collect();
         brokers.shuffle(&mut rand::rng());
         brokers.sort_by_key(|broker| {
-            matches!(
+            let dead = matches!(
                 broker.state,
                 v1::BrokerState::Dead | v1::BrokerState::Suspect
-            )
+            );
+            (doubted.contains(&broker.id), dead)
         });
         let brokers = brokers
             .into_iter()
@@ -175,7 +186,10 @@ impl MetadataCache {
         }
         let number = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let deadline = Instant::now() + REFRESH_TIMEOUT;
-        let result = self.ask_any(0, deadline).await;
+        let doubted = std::mem::take(&mut *self.doubted.lock());
+        let result = self
+            .ask_any(self.endpoints_but(&doubted), 0, deadline)
+            .await;
         *refreshed = Refreshed {
             number,
             result: Some(result.clone()),
@@ -188,15 +202,27 @@ impl MetadataCache {
         self.refresh_wanted.notify_one();
     }
 
+    /// The same, when `broker` keeps silent: it may be cut off from the others, and its view old.
+    pub(crate) fn request_refresh_elsewhere(&self, broker: BrokerId) {
+        self.doubted.lock().insert(broker);
+        self.request_refresh();
+    }
+
     /// Fetches a view at or beyond `cluster_index` from any broker (S28).
     pub(crate) async fn refresh_to(&self, cluster_index: u64, deadline: Instant) -> Result<()> {
         if self.view.load().cluster_index >= cluster_index {
             return Ok(());
         }
-        self.ask_any(cluster_index, deadline).await
+        self.ask_any(self.endpoints(), cluster_index, deadline)
+            .await
     }
 
-    async fn ask_any(&self, min_cluster_index: u64, deadline: Instant) -> Result<()> {
+    async fn ask_any(
+        &self,
+        endpoints: Vec<Address>,
+        min_cluster_index: u64,
+        deadline: Instant,
+    ) -> Result<()> {
         let ask = |address: Address| async move {
             let request = v1::MetadataRequest {
                 min_cluster_index,
@@ -204,7 +230,7 @@ impl MetadataCache {
             };
             self.ask(&address, request).await.map(drop)
         };
-        first_answer(self.endpoints(), deadline, ask).await
+        first_answer(endpoints, deadline, ask).await
     }
 
     /// Asks one broker and takes its answer in.

@@ -36,6 +36,9 @@ use crate::net::Backoff;
 
 /// How long the answers still due are awaited after a refusal.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// A leader that takes batches and answers none for this long may be cut off from its peers: others
+/// are asked whether it still leads. It is left only for a newer epoch.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
 /// Limit of asking the leader of `__cluster` whether a topic is gone.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 /// So often in a row the lowest batch may be told "out of order" before the sequence is given up:
@@ -80,6 +83,8 @@ pub(super) struct Driver {
     backoff: Backoff,
     out_of_order: u32,
     drain_until: Option<Instant>,
+    /// When the leader has been silent for too long; while there is something to answer.
+    silent_until: Option<Instant>,
     confirming: bool,
     /// The lowest sequence of this round that was finally refused, and with what.
     final_error: Option<(u64, Error)>,
@@ -114,6 +119,7 @@ impl Driver {
             route: Route::None,
             out_of_order: 0,
             drain_until: None,
+            silent_until: None,
             confirming: false,
             final_error: None,
             last_failure: None,
@@ -128,6 +134,7 @@ impl Driver {
         loop {
             self.fill();
             self.find_route();
+            self.watch_silence();
             let link = match &self.route {
                 Route::To { link, .. } if self.flight.wants_send() => Some(Arc::clone(link)),
                 _ => None,
@@ -177,7 +184,7 @@ impl Driver {
             Route::Waiting { until, .. } if !self.flight.is_empty() => Some(until),
             _ => None,
         };
-        [expiry, due, waiting, self.drain_until]
+        [expiry, due, waiting, self.drain_until, self.silent_until]
             .into_iter()
             .flatten()
             .min()
@@ -206,12 +213,22 @@ impl Driver {
         match leader.and_then(|leader| Some((leader, view.address(leader.broker)?))) {
             Some((leader, address)) => {
                 let link = self.links.get(leader.broker, address);
+                self.silent_until = None;
                 self.route = Route::To { link, leader };
             }
             None => {
                 self.last_failure = Some("no leader is known".to_owned());
                 self.wait(leader);
             }
+        }
+    }
+
+    fn watch_silence(&mut self) {
+        if matches!(self.route, Route::To { .. }) && !self.flight.is_empty() {
+            self.silent_until
+                .get_or_insert_with(|| Instant::now() + SILENCE_MAX);
+        } else {
+            self.silent_until = None;
         }
     }
 
@@ -262,6 +279,9 @@ impl Driver {
 
     /// False once the topic is gone and everything has its fate.
     fn on_event(&mut self, event: Event) -> bool {
+        if !matches!(event, Event::TopicConfirmed(_)) {
+            self.silent_until = None;
+        }
         match event {
             Event::Acknowledged {
                 key,
@@ -443,6 +463,15 @@ impl Driver {
         let now = Instant::now();
         if self.drain_until.is_some_and(|until| until <= now) {
             self.end_round();
+        }
+        if self.silent_until.is_some_and(|until| until <= now)
+            && let Route::To { leader, .. } = &self.route
+        {
+            self.silent_until = None;
+            self.last_failure = Some("the leader does not answer".to_owned());
+            self.shared
+                .metadata
+                .request_refresh_elsewhere(leader.broker);
         }
         if matches!(self.route, Route::Waiting { until, .. } if until <= now) {
             self.route = Route::None;

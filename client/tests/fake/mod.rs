@@ -81,6 +81,8 @@ pub struct State {
     pub fetch_overdraft: i64,
     /// Create calls: write the topic, then fail the call.
     pub cut_create: bool,
+    /// What brokers that are cut off from the others believe.
+    pub old_views: BTreeMap<u64, v1::MetadataResponse>,
     pub flip_bit_in_fetch: bool,
 }
 
@@ -117,6 +119,7 @@ impl Fake {
             cut_fetch_after: None,
             fetch_overdraft: 0,
             cut_create: false,
+            old_views: BTreeMap::new(),
             flip_bit_in_fetch: false,
         };
         let fake = Self {
@@ -139,6 +142,12 @@ impl Fake {
             );
         }
         fake
+    }
+
+    /// A client that has heard only of one broker.
+    pub async fn client_by(&self, broker: u64) -> Client {
+        let address = self.state.lock().addresses[&broker].clone();
+        Client::connect(&address).await.unwrap()
     }
 
     pub fn bootstrap(&self) -> String {
@@ -173,6 +182,19 @@ impl Fake {
         self.change(|state| state.partition(partition).leader = (broker, epoch));
     }
 
+    /// Cuts a broker off from the others: it keeps its view, and believes the others dead.
+    pub fn isolate(&self, broker: u64) {
+        self.change(|state| {
+            let mut view = state.view();
+            for info in &mut view.brokers {
+                if info.broker_id != broker {
+                    info.state = v1::BrokerState::Dead.into();
+                }
+            }
+            state.old_views.insert(broker, view);
+        });
+    }
+
     pub fn requests(&self) -> Vec<(u64, u32, u64)> {
         self.state.lock().requests.clone()
     }
@@ -202,6 +224,12 @@ impl State {
             .values_mut()
             .find(|(id, _)| id.to_wire() == topic_id)
             .and_then(|(_, partitions)| partitions.get_mut(partition as usize))
+    }
+
+    /// What this broker tells.
+    fn view_of(&self, broker: u64) -> v1::MetadataResponse {
+        let old = self.old_views.get(&broker).cloned();
+        old.unwrap_or_else(|| self.view())
     }
 
     fn view(&self) -> v1::MetadataResponse {
@@ -572,7 +600,7 @@ impl Cluster for Endpoint {
     ) -> Result<Response<v1::MetadataResponse>, Status> {
         let request = request.into_inner();
         let state = self.fake.state.lock();
-        let mut view = state.view();
+        let mut view = state.view_of(self.broker);
         if request.authoritative && state.controller != self.broker {
             view.error = Some(not_leader(state.controller, 1));
         }
@@ -589,11 +617,11 @@ impl Cluster for Endpoint {
         _: Request<v1::WatchMetadataRequest>,
     ) -> Result<Response<Self::WatchMetadataStream>, Status> {
         let mut changed = self.fake.changed.subscribe();
-        let state = Arc::clone(&self.fake.state);
+        let (state, broker) = (Arc::clone(&self.fake.state), self.broker);
         let (views, stream) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             loop {
-                let view = state.lock().view();
+                let view = state.lock().view_of(broker);
                 if views.send(Ok(view)).is_err() || changed.changed().await.is_err() {
                     return;
                 }
