@@ -173,6 +173,17 @@ pub fn read_all(fs: &dyn Fs, path: &Path, bytes_max: usize) -> io::Result<Vec<u8
     Ok(bytes)
 }
 
+/// Removes a file that may be gone already.
+///
+/// # Errors
+/// Whatever the file system reports, except that there is no such file.
+pub fn remove_if_there(fs: &dyn Fs, path: &Path) -> io::Result<()> {
+    match fs.remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Puts a whole small file in place: written beside, synced, renamed, directory synced (S5).
 ///
 /// # Errors
@@ -181,10 +192,7 @@ pub fn write_atomically(fs: &dyn Fs, path: &Path, bytes: &[u8]) -> io::Result<()
     let mut beside = path.as_os_str().to_owned();
     beside.push(".tmp");
     let beside = Path::new(&beside);
-    match fs.remove_file(beside) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove_if_there(fs, beside)?;
     let file = fs.create_new(beside)?;
     file.write_all_at(&mut [IoSlice::new(bytes)], 0)?;
     file.sync_data()?;

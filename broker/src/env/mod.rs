@@ -10,6 +10,9 @@ mod real;
 mod sim;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use fs::{DirEntry, File, Fs, LockGuard, Space, read_all, read_exact_at, write_atomically};
+pub use fs::{
+    DirEntry, File, Fs, LockGuard, Space, read_all, read_exact_at, remove_if_there,
+    write_atomically,
+};
 pub use real::RealFs;
 pub use sim::{Fault, FaultOp, SimFs};

@@ -1,8 +1,8 @@
 //! The other brokers: where they are, whether they are who they say, and the lanes to them.
 //!
 //! Addresses and the cluster id are fed from above (gossip and `__cluster` know them) and may
-//! change at any time. A lane is made when it is first needed and lives until shutdown or until
-//! its peer's address is withdrawn.
+//! change at any time. A lane is made when it is first needed and lives until shutdown; it connects
+//! while its peer's address is known.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -122,15 +122,6 @@ impl Peers {
         self.context.addresses.send_if_modified(|known| {
             let changed = *known != addresses;
             *known = addresses;
-            changed
-        });
-    }
-
-    /// Where one peer is.
-    pub fn set_address(&self, broker: BrokerId, address: String) {
-        self.context.addresses.send_if_modified(|known| {
-            let changed = known.get(&broker) != Some(&address);
-            known.insert(broker, address);
             changed
         });
     }

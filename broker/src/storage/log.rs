@@ -99,7 +99,6 @@ impl Log {
             }
             crcs.push(crc32c::crc32c(&frame.payload));
         }
-        let segment_bytes = core.segment_bytes.load(Ordering::Relaxed);
         let mut state = core.state.lock();
         // Again under the lock: a failure empties the cache once, and nothing may enter it after.
         core.check()?;
@@ -126,7 +125,7 @@ impl Log {
             };
             let length = u32::try_from(frame.payload.len()).unwrap_or(u32::MAX);
             let len = frame::stored_len(length);
-            let starts = state.roll_before(len, segment_bytes);
+            let starts = state.roll_before(len, core.segment_bytes);
             stored += len;
             cached += cost(&frame);
             let content_crc = frame::content_crc(payload_crc, &frame);
@@ -435,15 +434,6 @@ impl Log {
     #[must_use]
     pub fn active_base(&self) -> u64 {
         self.core.state.lock().tail_base
-    }
-
-    /// Changes the size at which segments are closed.
-    pub fn set_segment_bytes(&self, bytes: u64) {
-        let bytes = bytes.clamp(
-            super::types::LogConfig::SEGMENT_BYTES_MIN,
-            super::types::LogConfig::SEGMENT_BYTES_MAX,
-        );
-        self.core.segment_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Saves the state as of `index`, synced when this returns. Blocks on files.

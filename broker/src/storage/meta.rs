@@ -28,7 +28,7 @@ use std::sync::Arc;
 use super::codec::{Put, Reader, align_up, usize_of};
 use super::error::{At as _, Error};
 use super::meta_record::{MetaRecord, MetaState};
-use crate::env::{File, Fs, read_all};
+use crate::env::{File, Fs, read_all, remove_if_there};
 
 const MAGIC: [u8; 8] = *b"QUTEMETA";
 const VERSION: u32 = 1;
@@ -97,9 +97,7 @@ impl MetaFile {
         let nonce: u64 = rand::random();
         let path = dir.join(name(number));
         let beside = path.with_extension("tmp");
-        if fs.exists(&beside).at("look for", &beside)? {
-            fs.remove_file(&beside).at("remove", &beside)?;
-        }
+        remove_if_there(fs.as_ref(), &beside).at("remove", &beside)?;
         let file = fs.create_new(&beside).at("create", &beside)?;
         let mut out = Self {
             fs,

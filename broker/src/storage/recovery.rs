@@ -26,7 +26,7 @@ use super::segment::{Segment, index_path, read_index, segment_name};
 use super::state::State;
 use super::types::ReplicaKey;
 use super::writer::{Writer, create_segment};
-use crate::env::{File, Fs, read_exact_at, write_atomically};
+use crate::env::{File, Fs, read_exact_at, remove_if_there, write_atomically};
 
 /// An opened log.
 pub(super) struct Recovered {
@@ -238,23 +238,14 @@ fn drop_ended(
         gone.extend(found.pop_front());
     }
     for segment in &gone {
-        remove(fs, &index_path(&segment.path))?;
-        remove(fs, &segment.path)?;
+        for path in [&index_path(&segment.path), &segment.path] {
+            remove_if_there(fs, path).at("remove", path)?;
+        }
     }
     if !gone.is_empty() {
         fs.sync_dir(dir).at("sync", dir)?;
     }
     Ok(())
-}
-
-/// Removes a file that may be gone already.
-pub(super) fn remove(fs: &dyn Fs, path: &Path) -> Result<(), Error> {
-    match fs.remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Error::io("remove", path, error))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The end of a sealed segment: from its index, or by reading it.
@@ -428,8 +419,9 @@ fn finish_reset(
         {
             round = round.max(header.round_floor);
         }
-        remove(fs, &index_path(&path))?;
-        remove(fs, &path)?;
+        for path in [&index_path(&path), &path] {
+            remove_if_there(fs, path).at("remove", path)?;
+        }
     }
     fs.sync_dir(dir).at("sync", dir)?;
     let header = SegmentHeader {
@@ -446,7 +438,8 @@ fn finish_reset(
     listing.bases.push(header.base_index);
     let newer = listing.checkpoints.split_off(&(reset.position.index + 1));
     for index in newer {
-        remove(fs, &dir.join(checkpoint::name(index)))?;
+        let path = dir.join(checkpoint::name(index));
+        remove_if_there(fs, &path).at("remove", &path)?;
     }
     Ok(())
 }

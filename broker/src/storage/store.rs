@@ -30,7 +30,7 @@ use super::shared::Shared;
 use super::space::{Reservation, SpaceAccount};
 use super::types::{Durability, LogConfig, ReplicaKey};
 use super::writer::create_segment;
-use crate::env::{Fs, LockGuard, RealFs};
+use crate::env::{Fs, LockGuard, RealFs, remove_if_there};
 
 /// The blob that counts openings (S23).
 const BOOT: &str = "storage/boot";
@@ -169,7 +169,7 @@ impl Store {
             MetaFile::create(Arc::clone(&fs), &meta_dir, identity.0, number, &found.state)?;
         for stale in &found.stale {
             // One of them may have been written over and renamed.
-            recovery::remove(fs.as_ref(), stale)?;
+            remove_if_there(fs.as_ref(), stale).at("remove", stale)?;
         }
         let unknown = replica_dir::survey(fs.as_ref(), &topics, &found.state)?;
         let space = SpaceAccount::open(Arc::clone(&fs), dir.clone(), config.disk_floor_bytes)?;

@@ -18,7 +18,7 @@ use super::log_core::LogCore;
 use super::segment::{Segment, index_path, segment_name};
 use super::state::Plan;
 use super::types::Frame;
-use crate::env::{File, Fs, read_exact_at};
+use crate::env::{File, Fs, read_exact_at, remove_if_there};
 
 /// The page cache takes larger writes at a third of the speed.
 const WRITE_BYTES_MAX: usize = 256 << 10;
@@ -242,9 +242,7 @@ impl Writer {
         if is_other {
             // A sealed segment has an index that will no longer be right.
             let index = index_path(&self.segment.path);
-            if shared.fs.exists(&index).at("look for", &index)? {
-                shared.fs.remove_file(&index).at("remove", &index)?;
-            }
+            remove_if_there(shared.fs.as_ref(), &index).at("remove", &index)?;
         }
         remove_segments(shared.fs.as_ref(), &core.dir, &gone, is_other)?;
         for segment in &gone {
@@ -379,9 +377,7 @@ pub(super) fn create_segment(
 ) -> Result<Made, Error> {
     let path = dir.join(segment_name(header.base_index));
     let beside = path.with_extension("tmp");
-    if fs.exists(&beside).at("look for", &beside)? {
-        fs.remove_file(&beside).at("remove", &beside)?;
-    }
+    remove_if_there(fs, &beside).at("remove", &beside)?;
     let file = fs.create_new(&beside).at("create", &beside)?;
     let (bytes, crc) = header.encode();
     file.write_all_at(&mut [IoSlice::new(&bytes)], 0)
@@ -412,12 +408,7 @@ pub(super) fn remove_segments(
     for segment in segments.iter().rev() {
         segment.retire();
         for path in [index_path(&segment.path), segment.path.clone()] {
-            match fs.remove_file(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(Error::io("remove", &path, error));
-                }
-                _ => {}
-            }
+            remove_if_there(fs, &path).at("remove", &path)?;
         }
     }
     if !segments.is_empty() || sync_anyway {

@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::time::Duration;
 
 use qute_proto::ids::{BrokerId, ClusterId};
@@ -147,6 +148,7 @@ async fn clone_of_a_running_broker_is_refused_by_its_peers_and_told_so() {
         ..original
     };
     let clone = Broker::start_as(copy, store, cluster.cluster).await;
+    let mut addresses = HashMap::new();
     for at in [0, 2] {
         let peer = cluster.broker(at);
         eventually("the genuine broker is connected", async || {
@@ -154,7 +156,8 @@ async fn clone_of_a_running_broker_is_refused_by_its_peers_and_told_so() {
             peer.peers.is_connected(original.broker).then_some(())
         })
         .await;
-        clone.peers.set_address(peer.id, peer.address.to_string());
+        addresses.insert(peer.id, peer.address.to_string());
+        clone.peers.set_addresses(addresses.clone());
         clone.peers.send_hints(peer.id, Vec::new());
     }
     let reason = eventually("the refusal", async || {
