@@ -178,20 +178,9 @@ impl Proposer {
         if !handle.leadership().is_local {
             return Err(self.not_leader(None));
         }
-        let attempt = || handle.command(command.clone(), self.clock.wall_ms(), None);
-        let submitted = async {
-            match attempt().await {
-                // S15: the lease has run out in a quiet group: confirm, then once more.
-                Err(CommandError::Failed(ProposalError::LeaseExpired)) => {
-                    // Its failure shows in the second attempt.
-                    let _ = handle.confirm(CONFIRM_DEADLINE).await;
-                    attempt().await
-                }
-                outcome => outcome,
-            }
-        };
-        match tokio::time::timeout(deadline, submitted).await {
-            Ok(Ok(applied)) => {
+        let now_ms = self.clock.wall_ms();
+        match handle.command(command, now_ms, None, deadline).await {
+            Ok(applied) => {
                 let reply = CommandReply::decode(applied.reply)
                     .map_err(|problem| error(ErrorCode::Internal, problem.to_string()))?;
                 Ok(Decided {
@@ -199,11 +188,7 @@ impl Proposer {
                     index: applied.index,
                 })
             }
-            Ok(Err(problem)) => Err(self.explain(problem)),
-            Err(_) => Err(error(
-                ErrorCode::OutcomeUnknown,
-                "the controller did not decide in time; it may still do so",
-            )),
+            Err(problem) => Err(self.explain(problem)),
         }
     }
 
@@ -216,6 +201,10 @@ impl Proposer {
             CommandError::NotSubmitted(crate::raft::ProposeError::StorageFull) => {
                 error(ErrorCode::StorageFull, "the controller's disk is full")
             }
+            CommandError::Timeout => error(
+                ErrorCode::OutcomeUnknown,
+                "the controller did not decide in time; it may still do so",
+            ),
             problem => error(ErrorCode::NotReady, problem.to_string()),
         }
     }

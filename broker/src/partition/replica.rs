@@ -20,12 +20,16 @@ use super::error::Error;
 use super::intake;
 use super::machine::{Command, RecordsState};
 use crate::env::Clock;
-use crate::raft::{CommandError, ConfirmError, GroupHandle, Leadership, ProposeError};
+use crate::raft::{
+    CommandError, ConfirmError, GroupHandle, Leadership, ProposalError, ProposeError,
+};
 use crate::storage;
 
 /// How long a reader waits on a leader that shows no sign of life.
 const QUIET: Duration = Duration::from_secs(5);
 const CONFIRM_WITHIN: Duration = Duration::from_secs(2);
+/// How long a command of this layer may take to be applied.
+const COMMAND_WITHIN: Duration = Duration::from_secs(5);
 
 /// What may be read: `log_start..high_watermark`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -374,21 +378,29 @@ impl Replica {
     /// back and never passes the end.
     ///
     /// # Errors
-    /// [`Error::NotLeader`], [`Error::StorageFull`], [`Error::Overloaded`];
-    /// [`Error::OutcomeUnknown`] once submitted.
+    /// [`Error::NotLeader`], [`Error::StorageFull`], [`Error::Overloaded`]; [`Error::NotReady`]
+    /// without a quorum; [`Error::OutcomeUnknown`] once submitted.
     pub async fn set_log_start(&self, offset: Offset) -> Result<Offset, Error> {
         let term = self.serving().ok_or(Error::NotLeader)?;
         let now_ms = self.clock.wall_ms().max(self.state.last_time_ms());
         let command = Command::LogStart(offset).encode();
-        match self.group.command(command, now_ms, Some(term)).await {
+        let applied = self
+            .group
+            .command(command, now_ms, Some(term), COMMAND_WITHIN)
+            .await;
+        match applied {
             Ok(_applied) => Ok(self.state.log_start()),
             Err(CommandError::NotSubmitted(error)) => Err(match error {
                 ProposeError::StorageFull => Error::StorageFull,
                 ProposeError::Stopped => Error::NotHere(self.partition),
                 ProposeError::Busy | ProposeError::TooLarge { .. } => Error::Overloaded,
             }),
-            Err(CommandError::Failed(error)) if error.is_unwritten() => Err(Error::NotLeader),
-            Err(CommandError::Failed(_)) => Err(Error::OutcomeUnknown),
+            Err(CommandError::Failed(error)) => Err(match error {
+                ProposalError::NotLeader { .. } => Error::NotLeader,
+                ProposalError::LeaseExpired => Error::NotReady,
+                ProposalError::Discarded | ProposalError::Stopped => Error::OutcomeUnknown,
+            }),
+            Err(CommandError::Timeout) => Err(Error::OutcomeUnknown),
         }
     }
 

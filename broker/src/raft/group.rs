@@ -348,12 +348,37 @@ impl GroupHandle {
 
     /// Proposes a command and waits until it is applied: admit, propose, wait.
     ///
+    /// S15: if the lease has run out in a quiet group, confirms and proposes once more.
+    ///
     /// # Errors
     /// [`CommandError`].
     ///
     /// # Cancel safety
     /// A dropped call may have submitted the command.
     pub async fn command(
+        &self,
+        command: Bytes,
+        broker_time_ms: u64,
+        term: Option<u64>,
+        deadline: Duration,
+    ) -> Result<Applied, CommandError> {
+        let attempt = || self.command_once(command.clone(), broker_time_ms, term);
+        let decided = async {
+            match attempt().await {
+                Err(CommandError::Failed(ProposalError::LeaseExpired)) => {
+                    // Its failure shows in the second attempt.
+                    let _ = self.confirm(deadline / 2).await;
+                    attempt().await
+                }
+                outcome => outcome,
+            }
+        };
+        tokio::time::timeout(deadline, decided)
+            .await
+            .unwrap_or(Err(CommandError::Timeout))
+    }
+
+    async fn command_once(
         &self,
         command: Bytes,
         broker_time_ms: u64,
@@ -525,6 +550,9 @@ pub enum CommandError {
     /// It was submitted; [`ProposalError::is_unwritten`] says more.
     #[error(transparent)]
     Failed(#[from] ProposalError),
+    /// Nothing was decided in time. It may have been submitted, and may still be applied.
+    #[error("not decided in time: the outcome is unknown")]
+    Timeout,
 }
 
 fn permits(bytes: usize) -> Result<u32, ProposeError> {

@@ -361,3 +361,18 @@ async fn cut_off_leader_answers_what_it_can_not_commit() {
     assert_eq!(all, expected);
     cluster.stop().await;
 }
+
+// S15: a command meets an expired lease as a batch does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn command_without_a_quorum_ends_in_time_and_is_no_change_of_leader() {
+    let cluster = Cluster::start().await;
+    let leader = &cluster.replicas[cluster.wait_leader().await];
+    for cut in &cluster.cuts {
+        cut.send_replace(false);
+    }
+    let lease = Duration::from_millis(GroupsConfig::default().election_ms_max);
+    tokio::time::sleep(lease + Duration::from_millis(200)).await;
+    let moved = tokio::time::timeout(PATIENCE, leader.set_log_start(Offset(0)));
+    assert_eq!(moved.await.unwrap(), Err(Error::NotReady));
+    cluster.stop().await;
+}

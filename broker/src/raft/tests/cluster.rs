@@ -159,7 +159,7 @@ async fn learner_of_a_cut_log_gets_the_snapshot_at_the_log_start_and_then_every_
     let start = super::harness::batch(150, 8).bytes;
     let log = leader.log().clone();
     eventually("a checkpoint at each roll", async || {
-        let command = leader.command(start.clone(), 1_800_000_000_000, None);
+        let command = leader.command(start.clone(), 1_800_000_000_000, None, PATIENCE);
         command.await.unwrap();
         let saved = log.checkpoint_indexes();
         let bases = log.segment_bases();
