@@ -140,9 +140,7 @@ impl ClusterState {
             Command::CreateTopic(create) => self.create_topic(create).map(|()| None),
             Command::DeleteTopic(delete) => self.delete_topic(&delete).map(|()| None),
             Command::PartitionsBorn(born) => {
-                for partition in &born.partitions {
-                    self.partition_born(partition);
-                }
+                self.partitions_born(&born);
                 Ok(None)
             }
             Command::ReplicasDeleted(deleted) => {
@@ -341,29 +339,39 @@ impl ClusterState {
         Ok(())
     }
 
-    /// S10: from here on nobody initializes this group. A topic deleted meanwhile is no error.
-    fn partition_born(&mut self, born: &internal::PartitionBorn) {
-        let topic = TopicId::from_wire(&born.topic_id)
-            .and_then(|id| self.view.topics_by_id.get(&id))
-            .cloned();
-        let (Some(topic), Ok(number)) = (topic, usize::try_from(born.partition)) else {
-            return;
-        };
-        if topic
-            .partitions
-            .get(number)
-            .is_none_or(|placement| placement.born)
-        {
-            return;
+    /// S10: from here on nobody initializes these groups. A topic deleted meanwhile is no error.
+    fn partitions_born(&mut self, born: &internal::PartitionsBorn) {
+        // By topic: a topic of many partitions is copied once, not once for each.
+        let mut by_topic: BTreeMap<TopicId, Vec<usize>> = BTreeMap::new();
+        for one in &born.partitions {
+            let number = usize::try_from(one.partition);
+            if let (Some(topic), Ok(number)) = (TopicId::from_wire(&one.topic_id), number) {
+                by_topic.entry(topic).or_default().push(number);
+            }
         }
-        let mut topic = Topic::clone(&topic);
-        if let Some(placement) = topic.partitions.get_mut(number) {
-            placement.born = true;
+        for (id, mut numbers) in by_topic {
+            let Some(topic) = self.view.topics_by_id.get(&id) else {
+                continue;
+            };
+            let unborn = |number: &usize| {
+                let placement = topic.partitions.get(*number);
+                placement.is_some_and(|placement| !placement.born)
+            };
+            numbers.retain(unborn);
+            if numbers.is_empty() {
+                continue;
+            }
+            let mut topic = Topic::clone(topic);
+            for number in numbers {
+                if let Some(placement) = topic.partitions.get_mut(number) {
+                    placement.born = true;
+                }
+            }
+            let topic = Arc::new(topic);
+            let view = self.edit();
+            view.topics_by_id.insert(id, Arc::clone(&topic));
+            view.topics.insert(topic.name.clone(), topic);
         }
-        let topic = Arc::new(topic);
-        let view = self.edit();
-        view.topics_by_id.insert(topic.id, Arc::clone(&topic));
-        view.topics.insert(topic.name.clone(), topic);
     }
 
     /// The whole state, encoded.

@@ -292,6 +292,28 @@ fn s10_first_placement_stays_and_birth_is_kept() {
 }
 
 #[test]
+fn births_of_several_topics_come_in_one_command() {
+    let mut machine = Machine::founded();
+    machine.accepted(create("t", 10, &[&[1], &[1], &[1]]));
+    machine.accepted(create("u", 11, &[&[1]]));
+    let partitions = [(10, 0), (11, 0), (10, 2), (99, 0)]
+        .map(|(id, partition)| PartitionBorn {
+            topic_id: topic_id(id),
+            partition,
+        })
+        .to_vec();
+    machine.accepted(Command::PartitionsBorn(PartitionsBorn { partitions }));
+    let view = machine.state.view();
+    let births = |name: &str| -> Vec<bool> {
+        let topic = &view.topics[name];
+        assert_eq!(topic, &view.topics_by_id[&topic.id]);
+        topic.partitions.iter().map(|one| one.born).collect()
+    };
+    assert_eq!(births("t"), [true, false, true]);
+    assert_eq!(births("u"), [true]);
+}
+
+#[test]
 fn garbage_is_refused_and_counts_as_applied() {
     let mut machine = Machine::founded();
     let reply = machine.state.apply_command(2, b"\xff\xff\xff");
