@@ -26,6 +26,7 @@ pub mod machine;
 pub mod producers;
 pub mod registry;
 pub mod replica;
+mod rounds;
 
 #[cfg(test)]
 pub(crate) mod testing;

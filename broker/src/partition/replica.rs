@@ -19,6 +19,7 @@ use super::door::{Door, Pending};
 use super::error::Error;
 use super::intake;
 use super::machine::{Command, RecordsState};
+use super::rounds::Rounds;
 use crate::env::Clock;
 use crate::raft::{
     CommandError, ConfirmError, GroupHandle, Leadership, ProposalError, ProposeError,
@@ -113,6 +114,8 @@ pub struct Replica {
     door: Door,
     clock: Arc<dyn Clock>,
     record_bytes_max: AtomicU64,
+    /// What idle readers ask for.
+    rounds: Rounds,
     closed: CancellationToken,
 }
 
@@ -131,6 +134,7 @@ impl Replica {
             state,
             clock,
             record_bytes_max: AtomicU64::new(record_bytes_max),
+            rounds: Rounds::default(),
             closed: CancellationToken::new(),
         }
     }
@@ -297,7 +301,8 @@ impl Replica {
     /// Waits until a record at `offset` is committed (the high watermark lies above it).
     ///
     /// A leader that is cut off from its peers does not know that it was deposed: in the quiet it
-    /// is asked to confirm itself now and then, so that no reader waits on it for ever.
+    /// is asked to confirm itself now and then, once for all of its readers, so that none waits on
+    /// it for ever.
     ///
     /// # Errors
     /// [`Error::NotLeader`] once this replica does not lead in `leader_epoch`;
@@ -318,7 +323,13 @@ impl Replica {
             }
             tokio::select! {
                 changed = self.either_changed(&mut leadership, &mut applied) => changed?,
-                () = tokio::time::sleep(QUIET) => drop(self.confirm(CONFIRM_WITHIN).await?),
+                () = tokio::time::sleep(QUIET) => {
+                    let round = async {
+                        let confirmed = self.confirm(CONFIRM_WITHIN).await?;
+                        Ok(confirmed.leader_epoch)
+                    };
+                    self.rounds.share(leader_epoch, QUIET, round).await?;
+                }
             }
         }
     }
