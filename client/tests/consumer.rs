@@ -115,10 +115,8 @@ async fn consumer_over_cut_streams_and_moving_leaders_neither_skips_nor_doubles(
     assert_eq!(count, 2000);
 }
 
-#[tokio::test]
-async fn consumer_memory_is_bounded_by_credit() {
-    let fake = Fake::start(1, 2).await;
-    let client = fake.client().await;
+/// Writes 400 records of 10 kB in batches of 64 KiB.
+async fn fill_with_big_records(client: &Client) {
     let producer = client
         .producer(ProducerConfig::default().batch_bytes(64 * 1024))
         .unwrap();
@@ -131,6 +129,36 @@ async fn consumer_memory_is_bounded_by_credit() {
         );
     }
     producer.flush().await;
+}
+
+#[tokio::test]
+async fn consumer_that_takes_nothing_holds_no_more_however_often_streams_break() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    fill_with_big_records(&client).await;
+    let consumer = client.consumer(TOPIC).prefetch_bytes(300_000).until_end();
+    let consumer = consumer.open().await.unwrap();
+    for cuts in 1..=5 {
+        let served = async {
+            while fake.state.lock().served_subscriptions < cuts {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), served)
+            .await
+            .expect("subscribed again");
+        fake.change(|state| state.fetch_cuts += 1);
+    }
+    let held = fake.state.lock().fetched_bytes;
+    assert!(held < 300_000 + 2 * 64 * 1024, "{held}");
+    assert_eq!(consumer.collect::<Vec<_>>().await.len(), 400);
+}
+
+#[tokio::test]
+async fn consumer_memory_is_bounded_by_credit() {
+    let fake = Fake::start(1, 2).await;
+    let client = fake.client().await;
+    fill_with_big_records(&client).await;
     let consumer = client
         .consumer(TOPIC)
         .prefetch_bytes(300_000)

@@ -1,10 +1,9 @@
 //! One fetch stream to one broker: subscriptions and byte credit one way, batches the other.
 //!
-//! Credit is what bounds memory: the broker may send as many bytes as the program has taken, plus
-//! the link's share of the prefetch. It is given back in steps, as batches are dropped.
+//! The broker sends as many bytes as it has credit (`credit.rs`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use qute_proto::batch::{BatchError, BatchView};
@@ -15,12 +14,11 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use super::credit::{Credit, Pool};
 use crate::net::{Address, Connections, Lane};
 
 /// How long a broker may take to accept the stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Credit is given back in steps of this part of the whole.
-const CREDIT_STEP: u64 = 8;
 
 /// What the reader hears from a link.
 pub(super) enum Event {
@@ -50,23 +48,11 @@ pub(super) struct Arrived {
     pub(super) credit: Credit,
 }
 
-/// A batch's part of the link's credit: given back when dropped.
-pub(super) struct Credit {
-    link: Arc<Shared>,
-    bytes: u64,
-}
-
-impl Drop for Credit {
-    fn drop(&mut self) {
-        self.link.give_back(self.bytes);
-    }
-}
-
+/// What the stream's task shares with its owner.
 struct Shared {
+    id: u64,
+    pool: Arc<Pool>,
     requests: mpsc::UnboundedSender<v1::FetchRequest>,
-    /// Credit to be given back, not yet sent.
-    returned: AtomicU64,
-    step: u64,
     broken: AtomicBool,
 }
 
@@ -76,16 +62,6 @@ impl Shared {
         let _ = self.requests.send(v1::FetchRequest {
             request: Some(request),
         });
-    }
-
-    fn give_back(&self, bytes: u64) {
-        let returned = self.returned.fetch_add(bytes, Ordering::AcqRel) + bytes;
-        if returned >= self.step {
-            let bytes = self.returned.swap(0, Ordering::AcqRel);
-            if bytes > 0 {
-                self.request(Request::Credit(v1::Credit { bytes }));
-            }
-        }
     }
 }
 
@@ -103,20 +79,19 @@ impl Link {
         id: u64,
         connections: Arc<Connections>,
         address: Address,
-        credit_bytes: u64,
+        pool: &Arc<Pool>,
+        share: u64,
         events: mpsc::UnboundedSender<Event>,
     ) -> Self {
         // Requests are small, and bounded by subscriptions and by credit in steps.
         let (requests, outbound) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
-            requests,
-            returned: AtomicU64::new(0),
-            step: (credit_bytes / CREDIT_STEP).max(1),
+            id,
+            pool: Arc::clone(pool),
+            requests: requests.clone(),
             broken: AtomicBool::new(false),
         });
-        shared.request(Request::Credit(v1::Credit {
-            bytes: credit_bytes,
-        }));
+        pool.open(id, share, requests);
         let stop = CancellationToken::new();
         let (task_stop, task_shared, task_address) =
             (stop.clone(), Arc::downgrade(&shared), Arc::clone(&address));
@@ -125,6 +100,7 @@ impl Link {
             let cause = task_stop.run_until_cancelled(running).await;
             if let Some(shared) = task_shared.upgrade() {
                 shared.broken.store(true, Ordering::Release);
+                shared.pool.close(id);
             }
             if let Some(cause) = cause {
                 debug!(address = %task_address, cause, "fetch stream ended");
@@ -156,6 +132,12 @@ impl Link {
     pub(super) fn unsubscribe(&self, subscription_id: u64) {
         let unsubscribe = v1::Unsubscribe { subscription_id };
         self.shared.request(Request::Unsubscribe(unsubscribe));
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.shared.pool.close(self.id);
     }
 }
 
@@ -213,15 +195,11 @@ async fn run(
     }
 }
 
-fn arrived(link: &Arc<Shared>, fetched: v1::FetchedBatch) -> Arrived {
-    let bytes = u64::try_from(fetched.batch.len()).unwrap_or(u64::MAX);
+fn arrived(link: &Shared, fetched: v1::FetchedBatch) -> Arrived {
     Arrived {
         base_offset: fetched.base_offset,
         broker_time_ms: fetched.broker_time_ms,
-        credit: Credit {
-            link: Arc::clone(link),
-            bytes,
-        },
+        credit: link.pool.hold(link.id, fetched.batch.len()),
         batch: BatchView::parse(fetched.batch),
     }
 }

@@ -4,11 +4,13 @@
 //! | --- | --- |
 //! | `cursor.rs` | where one partition stands; never skips, never doubles (pure) |
 //! | `reader.rs` | the task: subscriptions, following leaders, offsets out of range |
-//! | `link.rs` | per broker, the fetch stream and its byte credit |
+//! | `link.rs` | per broker, the fetch stream |
+//! | `credit.rs` | byte credit, of all links together (pure) |
 //!
 //! Batches wait undecoded, bounded in bytes by the credit that brokers are given; they are
 //! decoded as the program takes records.
 
+mod credit;
 mod cursor;
 mod link;
 mod reader;

@@ -23,8 +23,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::OutOfRange;
+use super::credit::{Credit, Pool};
 use super::cursor::{Arrival, Cursor};
-use super::link::{Arrived, Credit, Event, Link};
+use super::link::{Arrived, Event, Link};
 use crate::client::Shared;
 use crate::error::{Error, ErrorKind, OffsetBounds};
 use crate::metadata::{Leader, Topic};
@@ -32,8 +33,6 @@ use crate::net::Backoff;
 
 /// So often in a row a partition may send what can't be right before its reading stops.
 const BAD_BATCHES_MAX: u32 = 3;
-/// A link's share of the prefetch is at least this.
-const LINK_CREDIT_MIN: u64 = 256 * 1024;
 /// Limit of asking the leader of `__cluster` whether the topic is gone.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -96,6 +95,7 @@ pub(super) struct Reader {
     out_of_range: OutOfRange,
     stall_timeout: Option<Duration>,
     prefetch_bytes: u64,
+    credit: Arc<Pool>,
     links: HashMap<BrokerId, Arc<Link>>,
     /// Live subscriptions: number to partition.
     subscriptions: HashMap<u64, u32>,
@@ -142,6 +142,7 @@ impl Reader {
             out_of_range: plan.out_of_range,
             stall_timeout: plan.stall_timeout,
             prefetch_bytes: plan.prefetch_bytes,
+            credit: Arc::new(Pool::new(plan.prefetch_bytes)),
             links: HashMap::new(),
             subscriptions: HashMap::new(),
             next_id: 0,
@@ -220,12 +221,15 @@ impl Reader {
         let link = match self.links.get(&leader.broker) {
             Some(link) if link.address() == address && !link.is_broken() => Arc::clone(link),
             _ => {
+                // Those that no partition uses keep credit from the others.
+                self.links.retain(|_, link| Arc::strong_count(link) > 1);
                 self.next_id += 1;
                 let link = Arc::new(Link::open(
                     self.next_id,
                     Arc::clone(&self.shared.connections),
                     Arc::clone(address),
-                    self.link_credit(view.brokers.len()),
+                    &self.credit,
+                    self.link_share(view.brokers.len()),
                     self.sender.clone(),
                 ));
                 self.links.insert(leader.broker, Arc::clone(&link));
@@ -251,9 +255,8 @@ impl Reader {
         };
     }
 
-    fn link_credit(&self, brokers: usize) -> u64 {
-        let brokers = u64::try_from(brokers.max(1)).unwrap_or(1);
-        (self.prefetch_bytes / brokers).max(LINK_CREDIT_MIN)
+    fn link_share(&self, brokers: usize) -> u64 {
+        self.prefetch_bytes / u64::try_from(brokers.max(1)).unwrap_or(1)
     }
 
     /// Leaves the present route, if any, and gives the leader that it led to.

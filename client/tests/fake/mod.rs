@@ -84,6 +84,12 @@ pub struct State {
     /// What brokers that are cut off from the others believe.
     pub old_views: BTreeMap<u64, v1::MetadataResponse>,
     pub flip_bit_in_fetch: bool,
+    /// Bytes of batches sent, over all fetch streams.
+    pub fetched_bytes: usize,
+    /// Subscriptions that have been sent what there was and credit allowed.
+    pub served_subscriptions: usize,
+    /// Counted up to end all fetch streams.
+    pub fetch_cuts: usize,
 }
 
 #[derive(Clone)]
@@ -121,6 +127,9 @@ impl Fake {
             cut_create: false,
             old_views: BTreeMap::new(),
             flip_bit_in_fetch: false,
+            fetched_bytes: 0,
+            served_subscriptions: 0,
+            fetch_cuts: 0,
         };
         let fake = Self {
             state: Arc::new(Mutex::new(state)),
@@ -474,13 +483,26 @@ struct FetchSession {
 impl FetchSession {
     async fn run(mut self, mut requests: Streaming<v1::FetchRequest>) {
         let mut changed = self.endpoint.fake.changed.subscribe();
+        let cuts = self.endpoint.fake.state.lock().fetch_cuts;
+        let mut subscribed = false;
         loop {
             if !self.send_all() {
                 return;
             }
+            {
+                let mut state = self.endpoint.fake.state.lock();
+                state.served_subscriptions += usize::from(std::mem::take(&mut subscribed));
+                if state.fetch_cuts > cuts {
+                    let _ = self.answers.send(Err(Status::unavailable("cut")));
+                    return;
+                }
+            }
             tokio::select! {
                 request = requests.next() => match request {
-                    Some(Ok(request)) => self.take(request),
+                    Some(Ok(request)) => {
+                        subscribed = matches!(request.request, Some(FetchKind::Subscribe(_)));
+                        self.take(request);
+                    }
                     _ => return,
                 },
                 _ = changed.changed() => {}
@@ -557,6 +579,7 @@ impl FetchSession {
                 }
                 subscribe.offset = end;
                 self.credit -= batch.len() as i64;
+                state.fetched_bytes += batch.len();
                 state.fetch_overdraft = state.fetch_overdraft.max(-self.credit);
                 let batch = if flip {
                     let mut bytes = batch.to_vec();
