@@ -45,8 +45,8 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`].
     pub async fn connect_with(config: ClientConfig) -> Result<Self> {
-        let deadline = Instant::now() + config.call_timeout;
         let client = Self::lazy(config)?;
+        let deadline = Instant::now() + client.config().call_timeout;
         client.shared.metadata.first_view(deadline).await?;
         Ok(client)
     }
@@ -57,7 +57,7 @@ impl Client {
     /// # Errors
     /// [`crate::ErrorKind::Config`].
     pub fn lazy(config: ClientConfig) -> Result<Self> {
-        let config = Arc::new(config);
+        let config = Arc::new(config.capped());
         let connections = Arc::new(Connections::new(Arc::clone(&config)));
         let metadata = Arc::new(MetadataCache::new(
             Arc::clone(&config),

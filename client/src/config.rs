@@ -10,6 +10,12 @@ use crate::error::{Error, Result};
 
 const SCHEME: &str = "qute://";
 const DEFAULT_PORT: u16 = 7700;
+/// No time limit is longer: "for ever" still has to make a deadline.
+const LIMIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+pub(crate) fn capped(limit: Duration) -> Duration {
+    limit.min(LIMIT_MAX)
+}
 
 /// A list of broker addresses to begin with: `host:port,host:port` or `qute://host,host`. A
 /// missing port is 7700.
@@ -132,6 +138,21 @@ impl ClientConfig {
         })
     }
 
+    /// The settings as they are used: time limits that make deadlines.
+    pub(crate) fn capped(mut self) -> Self {
+        for limit in [
+            &mut self.connect_timeout,
+            &mut self.call_timeout,
+            &mut self.keep_alive_interval,
+            &mut self.keep_alive_timeout,
+            &mut self.backoff_min,
+            &mut self.backoff_max,
+        ] {
+            *limit = capped(*limit);
+        }
+        self
+    }
+
     /// Sets the limit of one administrative call.
     #[must_use]
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
@@ -228,6 +249,13 @@ impl ProducerConfig {
     #[must_use]
     pub fn in_flight_max(mut self, batches: usize) -> Self {
         self.in_flight_max = batches;
+        self
+    }
+
+    /// The settings as they are used: time limits that make deadlines.
+    pub(crate) fn capped(mut self) -> Self {
+        self.linger = capped(self.linger);
+        self.delivery_timeout = capped(self.delivery_timeout);
         self
     }
 

@@ -12,8 +12,11 @@ mod fake;
 use std::time::Duration;
 
 use fake::{Fake, Produce, TOPIC, error, not_leader};
+use futures::StreamExt;
 use futures::future::join_all;
-use qute_client::{Error, ErrorKind, Outcome, Producer, ProducerConfig, Record, Ticket};
+use qute_client::{
+    Client, ClientConfig, Error, ErrorKind, Outcome, Producer, ProducerConfig, Record, Ticket,
+};
 use qute_proto::v1::ErrorCode;
 
 fn record(value: impl std::fmt::Display) -> Record {
@@ -483,6 +486,35 @@ async fn record_over_its_limit_is_refused_before_it_is_taken_in() {
         (ErrorKind::RecordTooLarge, Some(Outcome::NotWritten))
     );
     assert!(fake.requests().is_empty());
+}
+
+#[tokio::test]
+async fn limits_that_mean_for_ever_are_taken() {
+    let fake = Fake::start(1, 1).await;
+    let mut config = ClientConfig::new(&fake.bootstrap()).unwrap();
+    config.backoff_min = Duration::MAX;
+    config.backoff_max = Duration::MAX;
+    let config = config
+        .call_timeout(Duration::MAX)
+        .connect_timeout(Duration::MAX);
+    let client = Client::connect_with(config).await.unwrap();
+    let config = ProducerConfig::default()
+        .linger(Duration::MAX)
+        .delivery_timeout(Duration::MAX);
+    let producer = client.producer(config).unwrap();
+    let ticket = producer.enqueue(record("a")).await.unwrap();
+    producer.flush().await;
+    assert_eq!(ticket.await.unwrap().offset, 0);
+    let mut consumer = client
+        .consumer(TOPIC)
+        .open_timeout(Duration::MAX)
+        .stall_timeout(Duration::MAX)
+        .open()
+        .await
+        .unwrap();
+    assert_eq!(consumer.next().await.unwrap().unwrap().offset, 0);
+    let report = producer.close(Duration::MAX).await;
+    assert_eq!(report.delivered, 1);
 }
 
 #[tokio::test]

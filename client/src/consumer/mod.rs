@@ -30,6 +30,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::admin::{ListedOffset, OffsetSpec, list_offsets, unknown_partition};
 use crate::client::Shared;
+use crate::config::capped;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metadata::Topic;
 use crate::record::ConsumedRecord;
@@ -137,13 +138,13 @@ impl ConsumerBuilder {
     /// A partition without a serving leader for this long ends with an error. Default: 120 s with
     /// [`ConsumerBuilder::until_end`], never without.
     pub fn stall_timeout(mut self, timeout: Duration) -> Self {
-        self.stall_timeout = Some(timeout);
+        self.stall_timeout = Some(capped(timeout));
         self
     }
 
     /// How long [`ConsumerBuilder::open`] may take. Default: the client's call timeout.
     pub fn open_timeout(mut self, timeout: Duration) -> Self {
-        self.open_timeout = timeout;
+        self.open_timeout = capped(timeout);
         self
     }
 

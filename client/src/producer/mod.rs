@@ -108,6 +108,7 @@ struct TopicQueues {
 impl Producer {
     pub(crate) fn new(shared: Arc<Shared>, config: ProducerConfig) -> Result<Self> {
         config.check()?;
+        let config = config.capped();
         let stop = CancellationToken::new();
         // 0 stands for "no producer".
         let producer_id = ProducerId(rand::random::<u64>().max(1));
