@@ -134,9 +134,9 @@ impl Broker {
         let identity = Identity {
             broker: store.identity(),
             boot: store.boot(),
-            process: rand::random::<u64>().max(1),
+            process: store.process(),
         };
-        let peers = Peers::new(identity);
+        let peers = Peers::new(identity, store.earlier_processes());
         let timing = GroupsConfig {
             heartbeat_ms: config.raft_heartbeat_ms,
             election_ms_min: config.raft_election_min_ms,

@@ -51,11 +51,14 @@ async fn start(dir: &Path, seat: Seat, seeds: &[String], expect: u32) -> Node {
         .await
         .unwrap()
         .unwrap();
-    let peers = Peers::new(Identity {
-        broker: store.identity(),
-        boot: store.boot(),
-        process: rand::random::<u64>().max(1),
-    });
+    let peers = Peers::new(
+        Identity {
+            broker: store.identity(),
+            boot: store.boot(),
+            process: store.process(),
+        },
+        store.earlier_processes(),
+    );
     let groups = Groups::new(store.clone(), peers.clone(), GroupsConfig::default());
     let clock: Arc<dyn crate::env::Clock> = Arc::new(SystemClock);
     let replicas = Replicas::new(groups.clone(), Arc::clone(&clock));

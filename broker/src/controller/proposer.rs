@@ -351,11 +351,14 @@ mod tests {
             });
             silent.push(listener);
         }
-        let peers = Peers::new(Identity {
-            broker: own,
-            boot: 1,
-            process: 1,
-        });
+        let peers = Peers::new(
+            Identity {
+                broker: own,
+                boot: 1,
+                process: 1,
+            },
+            &[],
+        );
         let proposer = Proposer::new(
             own,
             peers,

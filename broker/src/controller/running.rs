@@ -234,7 +234,9 @@ async fn keep_addresses(inner: Arc<Inner>) {
             .filter(|broker| broker.id != inner.me_id())
         {
             // S23: the cluster's own record of starts.
-            inner.peers.remember_boot(broker.id, broker.boot);
+            inner
+                .peers
+                .remember_boot(broker.id, broker.boot, broker.process_id);
         }
         // Whoever was heard of while forming and is no member is not to be connected to.
         let is_member = |id: &BrokerId| now.cluster_id.is_none() || now.brokers.contains_key(id);

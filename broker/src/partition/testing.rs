@@ -88,11 +88,14 @@ impl TestBroker {
             .await
             .unwrap()
             .unwrap();
-        let peers = Peers::new(Identity {
-            broker,
-            boot: store.boot(),
-            process: rand::random(),
-        });
+        let peers = Peers::new(
+            Identity {
+                broker,
+                boot: store.boot(),
+                process: store.process(),
+            },
+            store.earlier_processes(),
+        );
         let groups = Groups::new(store.clone(), peers, GroupsConfig::default());
         let clock = Arc::new(ManualClock::new(START_MS));
         let replicas = Replicas::new(groups.clone(), clock.clone());

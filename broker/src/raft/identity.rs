@@ -9,6 +9,8 @@
 //!   boot older                                -> refused: rolled back or copied
 //!   boot equal, another process               -> refused: copied
 //!   boot newer, the known process still heard -> refused: copied (it would have a newer boot)
+//!   boot newer, its line of processes does not lead back to the known one
+//!                                             -> refused: rolled back or copied, then restarted
 //!   boot newer otherwise                      -> a restart: remembered
 //! ```
 
@@ -24,6 +26,9 @@ use tokio_util::sync::CancellationToken;
 
 /// The protocol between brokers that this one speaks.
 pub const PROTOCOL_VERSION: u32 = 1;
+
+/// A greeting lists at least this many earlier processes before it leaves any out.
+const EARLIER_FULL: usize = 1023;
 
 /// A process that was heard within this time is alive: another one with its identity is a copy.
 const HEARD_WITHIN: Duration = Duration::from_secs(3);
@@ -183,6 +188,13 @@ impl KnownPeers {
                     known: known.boot,
                 });
             }
+            if !leads_back_to(hello, known) {
+                return Err(Refusal::Copied {
+                    broker,
+                    boot: hello.boot,
+                    known: known.boot,
+                });
+            }
             if now.duration_since(known.heard) < HEARD_WITHIN && !known.streams.is_cancelled() {
                 return Err(Refusal::InUse {
                     broker,
@@ -221,18 +233,39 @@ impl KnownPeers {
         }
     }
 
-    /// A boot that the cluster's own records show.
-    pub(super) fn remember(&self, broker: BrokerId, boot: u64) {
+    /// A boot and its process that the cluster's own records show.
+    pub(super) fn remember(&self, broker: BrokerId, boot: u64, process: u64) {
+        let now = Instant::now();
         let mut all = self.known.lock();
         let known = all.entry(broker).or_insert_with(|| Known {
             boot,
-            process: 0,
-            heard: Instant::now(),
+            process,
+            heard: now.checked_sub(HEARD_WITHIN).unwrap_or(now),
             streams: CancellationToken::new(),
         });
-        if known.process == 0 {
-            known.boot = known.boot.max(boot);
+        if boot > known.boot {
+            // The cluster let in a newer process than this broker has met.
+            known.streams.cancel();
+            known.streams = CancellationToken::new();
+            known.boot = boot;
+            known.process = process;
+            known.heard = now.checked_sub(HEARD_WITHIN).unwrap_or(now);
         }
+    }
+}
+
+/// Whether the greeting's line of processes contains the known one at its boot. One that no longer
+/// reaches back so far is believed.
+fn leads_back_to(hello: &PeerHello, known: &Known) -> bool {
+    let back = hello.boot.saturating_sub(known.boot).saturating_sub(1);
+    let process = usize::try_from(back)
+        .ok()
+        .and_then(|back| hello.earlier_process_ids.get(back));
+    match process {
+        Some(process) => *process == known.process || known.process == 0,
+        // Openings are counted from 1 and the newest are listed: a line that is too short is no
+        // line of this directory.
+        None => hello.earlier_process_ids.len() >= EARLIER_FULL,
     }
 }
 

@@ -25,6 +25,7 @@ pub type HintSink = Arc<dyn Fn(BrokerId, LeaderHints) + Send + Sync>;
 /// What all lanes share.
 pub(super) struct Context {
     pub(super) identity: Identity,
+    earlier: Vec<u64>,
     pub(super) cluster: watch::Sender<Option<ClusterId>>,
     pub(super) addresses: watch::Sender<HashMap<BrokerId, String>>,
     pub(super) known: KnownPeers,
@@ -41,7 +42,7 @@ impl Context {
     /// This broker's greeting, once it is part of a cluster.
     pub(super) fn hello(&self) -> Option<PeerHello> {
         let cluster = (*self.cluster.borrow())?;
-        Some(hello(self.identity, Some(cluster)))
+        Some(hello(self.identity, &self.earlier, Some(cluster)))
     }
 
     pub(super) fn admit(&self, hello: &PeerHello) -> Result<Admitted, Refusal> {
@@ -60,13 +61,14 @@ impl Context {
     }
 }
 
-fn hello(identity: Identity, cluster: Option<ClusterId>) -> PeerHello {
+fn hello(identity: Identity, earlier: &[u64], cluster: Option<ClusterId>) -> PeerHello {
     PeerHello {
         cluster_id: cluster.map(ClusterId::to_wire).unwrap_or_default(),
         broker_id: identity.broker.0,
         boot: identity.boot,
         protocol_version: PROTOCOL_VERSION,
         process_id: identity.process,
+        earlier_process_ids: earlier.to_vec(),
     }
 }
 
@@ -82,12 +84,14 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Nobody is known yet, and this broker is part of no cluster.
+    /// Nobody is known yet, and this broker is part of no cluster. `earlier`: the processes of its
+    /// boots before, the newest first (S23).
     #[must_use]
-    pub fn new(identity: Identity) -> Self {
+    pub fn new(identity: Identity, earlier: &[u64]) -> Self {
         Self {
             context: Arc::new(Context {
                 identity,
+                earlier: earlier.to_vec(),
                 cluster: watch::Sender::new(None),
                 addresses: watch::Sender::new(HashMap::new()),
                 known: KnownPeers::default(),
@@ -132,15 +136,15 @@ impl Peers {
         self.context.address(broker)
     }
 
-    /// A boot counter that the cluster's own records show for a broker (S23).
-    pub fn remember_boot(&self, broker: BrokerId, boot: u64) {
-        self.context.known.remember(broker, boot);
+    /// The boot and process that the cluster's own records show for a broker (S23).
+    pub fn remember_boot(&self, broker: BrokerId, boot: u64, process: u64) {
+        self.context.known.remember(broker, boot, process);
     }
 
     /// This broker's greeting, for unary calls. The cluster id is empty before forming.
     #[must_use]
     pub fn hello(&self) -> PeerHello {
-        hello(self.context.identity, self.cluster())
+        hello(self.context.identity, &self.context.earlier, self.cluster())
     }
 
     /// Checks the greeting of a unary call between members of the cluster (S23).

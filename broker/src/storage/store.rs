@@ -32,8 +32,10 @@ use super::types::{Durability, LogConfig, ReplicaKey};
 use super::writer::create_segment;
 use crate::env::{Fs, LockGuard, RealFs, remove_if_there};
 
-/// The blob that counts openings (S23).
+/// The blob that counts openings (S23): the count, then a random id per opening, newest first.
 const BOOT: &str = "storage/boot";
+/// Openings whose ids are kept.
+const OPENINGS_KEPT: usize = 1024;
 /// How long holders of a handle may take to drop it before they are said to hold it.
 const DROP_DEADLINE: Duration = Duration::from_secs(1);
 /// How long a dropped log may take to be out of our own threads' hands.
@@ -92,7 +94,7 @@ pub struct Store {
 struct Handle {
     shared: Arc<Shared>,
     identity: BrokerId,
-    boot: u64,
+    openings: Openings,
     logs: Mutex<HashMap<ReplicaKey, Opened>>,
     running: Mutex<Option<Running>>,
     unknown: Vec<PathBuf>,
@@ -109,6 +111,34 @@ struct Running {
     flusher: JoinHandle<()>,
     background: JoinHandle<()>,
     lock: Box<dyn LockGuard>,
+}
+
+/// How often the directory was opened, and by whom (S23).
+struct Openings {
+    boot: u64,
+    /// The newest first; at least this opening.
+    processes: Vec<u64>,
+}
+
+impl Openings {
+    /// The opening after those of `stored`.
+    fn next(stored: Option<&Bytes>, process: u64) -> Self {
+        let numbers = stored.map_or(&[][..], |bytes| bytes.as_ref());
+        let mut numbers = numbers
+            .chunks_exact(8)
+            .filter_map(|chunk| chunk.try_into().ok().map(u64::from_le_bytes));
+        let boot = numbers.next().unwrap_or(0) + 1;
+        let earlier = numbers.take(OPENINGS_KEPT - 1);
+        Self {
+            boot,
+            processes: std::iter::once(process.max(1)).chain(earlier).collect(),
+        }
+    }
+
+    fn encode(&self) -> Bytes {
+        let numbers = std::iter::once(&self.boot).chain(&self.processes);
+        numbers.flat_map(|number| number.to_le_bytes()).collect()
+    }
 }
 
 impl std::fmt::Debug for Store {
@@ -151,14 +181,8 @@ impl Store {
                 reason: "the meta log is missing".into(),
             });
         }
-        let boot = found
-            .state
-            .blobs
-            .get(BOOT)
-            .and_then(|bytes| bytes.as_ref().try_into().ok())
-            .map_or(0, u64::from_le_bytes)
-            + 1;
-        let boot_bytes = Bytes::copy_from_slice(&boot.to_le_bytes());
+        let openings = Openings::next(found.state.blobs.get(BOOT), rand::random());
+        let boot_bytes = openings.encode();
         found
             .state
             .apply(&MetaRecord::Blob(BOOT.to_owned(), boot_bytes));
@@ -199,7 +223,7 @@ impl Store {
             handle: Arc::new(Handle {
                 shared,
                 identity,
-                boot,
+                openings,
                 logs: Mutex::new(HashMap::new()),
                 running: Mutex::new(Some(Running {
                     flusher,
@@ -220,7 +244,19 @@ impl Store {
     /// How often the data directory has been opened, this time included (S23). From 1.
     #[must_use]
     pub fn boot(&self) -> u64 {
-        self.handle.boot
+        self.handle.openings.boot
+    }
+
+    /// Random, drawn at this opening and synced: tells it from another with the same count (S23).
+    #[must_use]
+    pub fn process(&self) -> u64 {
+        self.handle.openings.processes.first().copied().unwrap_or(1)
+    }
+
+    /// The ids of the openings before, the newest first.
+    #[must_use]
+    pub fn earlier_processes(&self) -> &[u64] {
+        self.handle.openings.processes.get(1..).unwrap_or_default()
     }
 
     /// The data directory.

@@ -185,13 +185,13 @@ impl Broker {
         let identity = Identity {
             broker: store.identity(),
             boot: store.boot(),
-            process: rand::random(),
+            process: store.process(),
         };
         Self::start_as(identity, store, cluster).await
     }
 
     pub async fn start_as(identity: Identity, store: Store, cluster: ClusterId) -> Self {
-        let peers = Peers::new(identity);
+        let peers = Peers::new(identity, store.earlier_processes());
         peers.set_cluster(cluster);
         let timing = GroupsConfig {
             heartbeat_ms: 60,

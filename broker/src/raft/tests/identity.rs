@@ -24,6 +24,8 @@ fn hello(broker: u64, boot: u64, process: u64) -> PeerHello {
         boot,
         protocol_version: PROTOCOL_VERSION,
         process_id: process,
+        // Boot 1 was process 16, boot 5 process 20: one line for all that are not copies.
+        earlier_process_ids: (1..boot).rev().map(|boot| boot + 15).collect(),
     }
 }
 
@@ -85,9 +87,43 @@ async fn peer_that_restarted_is_admitted_and_its_old_streams_end() {
 async fn peer_with_a_boot_older_than_the_clusters_records_is_refused() {
     // S23
     let peers = KnownPeers::default();
-    peers.remember(BrokerId(2), 9);
-    assert!(admit(&peers, &hello(2, 8, 20)).is_err());
-    admit(&peers, &hello(2, 9, 21)).unwrap();
+    peers.remember(BrokerId(2), 9, 24);
+    assert!(admit(&peers, &hello(2, 8, 23)).is_err());
+    assert!(admit(&peers, &hello(2, 9, 25)).is_err(), "another process");
+    admit(&peers, &hello(2, 9, 24)).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn peer_rolled_back_stays_refused_however_often_it_starts() {
+    // S23: each start raises its boot, but the process that was met is not in its line.
+    let peers = KnownPeers::default();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    let known = peers.admit(OWN, Some(cluster()), &hello(2, 5, 20)).unwrap();
+    peers.lost(&known);
+    // Rolled back to boot 3 (process 18), then started again and again.
+    let mut line: Vec<u64> = vec![18, 17, 16];
+    for boot in 4..12 {
+        let rolled_back = PeerHello {
+            earlier_process_ids: line.clone(),
+            ..hello(2, boot, 100 + boot)
+        };
+        let refusal = admit(&peers, &rolled_back).unwrap_err();
+        assert!(matches!(refusal, Refusal::Copied { .. }), "{refusal}");
+        line.insert(0, 100 + boot);
+    }
+    admit(&peers, &hello(2, 6, 21)).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn peer_met_by_others_at_a_newer_boot_is_known_by_it() {
+    // S23: a copy of boot 5 would pass for a restart here, but the cluster has let boot 6 in.
+    let peers = KnownPeers::default();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    let old = peers.admit(OWN, Some(cluster()), &hello(2, 5, 20)).unwrap();
+    peers.remember(BrokerId(2), 6, 21);
+    assert!(old.superseded.is_cancelled());
+    assert!(admit(&peers, &hello(2, 6, 99)).is_err());
+    assert!(admit(&peers, &hello(2, 7, 22)).is_ok());
 }
 
 #[tokio::test(start_paused = true)]

@@ -111,12 +111,16 @@ fn identity_stays_and_boots_rise() {
     let identity = store.identity();
     assert_ne!(identity.0, 0);
     assert_eq!(store.boot(), 1);
+    assert!(store.earlier_processes().is_empty());
+    let mut processes = vec![store.process()];
     let mut fs = fs;
     for boot in 2..5 {
         // S23: synced before anybody hears of it.
         fs = fs.crash();
         let store = open(&fs);
         assert_eq!((store.identity(), store.boot()), (identity, boot));
+        assert_eq!(store.earlier_processes(), processes);
+        processes.insert(0, store.process());
     }
 }
 
