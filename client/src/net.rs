@@ -221,3 +221,10 @@ impl Backoff {
         self.next = self.min;
     }
 }
+
+/// Waits for a moment, if there is one.
+pub(crate) async fn until(timer: Option<Instant>) {
+    if let Some(timer) = timer {
+        tokio::time::sleep_until(timer).await;
+    }
+}

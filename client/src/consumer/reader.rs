@@ -29,12 +29,10 @@ use super::link::{Arrived, Event, Link};
 use crate::client::Shared;
 use crate::error::{Error, ErrorKind, OffsetBounds};
 use crate::metadata::{Leader, Topic};
-use crate::net::Backoff;
+use crate::net::{Backoff, until};
 
 /// So often in a row a partition may send what can't be right before its reading stops.
 const BAD_BATCHES_MAX: u32 = 3;
-/// Limit of asking the leader of `__cluster` whether the topic is gone.
-const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the program's side receives.
 pub(super) enum Item {
@@ -306,10 +304,7 @@ impl Reader {
     }
 
     fn newer_leader(&self, number: u32, than: Option<Leader>) -> bool {
-        let view = self.shared.metadata.load();
-        view.topic_by_id(&self.topic.name, self.topic.id)
-            .and_then(|topic| topic.leader(number))
-            .is_some_and(|known| than.is_none_or(|than| known.epoch > than.epoch))
+        self.shared.metadata.newer_leader(&self.topic, number, than)
     }
 
     /// The partition is read to its end, or given up with an error.
@@ -553,12 +548,7 @@ impl Reader {
         }
         let (shared, topic) = (Arc::clone(&self.shared), Arc::clone(&self.topic));
         self.confirming = Some(tokio::spawn(async move {
-            let deadline = Instant::now() + CONFIRM_TIMEOUT;
-            let confirmed = shared
-                .metadata
-                .confirm_topic(&topic.name, topic.id, deadline);
-            // No answer proves nothing.
-            confirmed.await.unwrap_or(true)
+            shared.metadata.may_exist(&topic).await
         }));
     }
 
@@ -586,11 +576,5 @@ async fn confirmed(task: &mut Option<tokio::task::JoinHandle<bool>>) -> bool {
             exists
         }
         None => std::future::pending().await,
-    }
-}
-
-async fn until(timer: Option<Instant>) {
-    if let Some(timer) = timer {
-        tokio::time::sleep_until(timer).await;
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use qute_proto::ids::{BrokerId, TopicId};
+use qute_proto::ids::BrokerId;
 use qute_proto::v1;
 use rand::seq::SliceRandom;
 use tokio::sync::{Notify, watch};
@@ -24,6 +24,8 @@ use crate::net::{Address, Backoff, Connections, call_error, first_answer};
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit of one endpoint's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+/// Limit of asking the leader of `__cluster` whether a topic is gone.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The present view of the cluster.
 pub(crate) struct MetadataCache {
@@ -78,6 +80,14 @@ impl MetadataCache {
     /// The topic in the present view, without waiting.
     pub(crate) fn known_topic(&self, name: &str) -> Option<Arc<Topic>> {
         self.view.load().topic(name).cloned()
+    }
+
+    /// Whether a leader of a newer epoch is known for a partition of this incarnation.
+    pub(crate) fn newer_leader(&self, topic: &Topic, partition: u32, than: Option<Leader>) -> bool {
+        let view = self.view.load();
+        view.topic_by_id(&topic.name, topic.id)
+            .and_then(|topic| topic.leader(partition))
+            .is_some_and(|known| than.is_none_or(|than| known.epoch > than.epoch))
     }
 
     /// Takes in a broker's full answer.
@@ -269,15 +279,12 @@ impl MetadataCache {
         })
     }
 
-    /// Whether this incarnation of the topic exists, by the word of the leader of `__cluster`.
-    pub(crate) async fn confirm_topic(
-        &self,
-        name: &str,
-        id: TopicId,
-        deadline: Instant,
-    ) -> Result<bool> {
-        self.ask_controller(deadline).await?;
-        Ok(self.load().topic_by_id(name, id).is_some())
+    /// Whether this incarnation of the topic exists, by the word of the leader of `__cluster`; no
+    /// answer proves nothing.
+    pub(crate) async fn may_exist(&self, topic: &Topic) -> bool {
+        let deadline = Instant::now() + CONFIRM_TIMEOUT;
+        let answer = self.ask_controller(deadline).await;
+        answer.is_err() || self.load().topic_by_id(&topic.name, topic.id).is_some()
     }
 
     /// Takes in the view of the confirmed leader of `__cluster`, found by its hints, retrying

@@ -32,15 +32,13 @@ use crate::client::Shared;
 use crate::config::ProducerConfig;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::metadata::{Leader, Topic};
-use crate::net::Backoff;
+use crate::net::{Backoff, until};
 
 /// How long the answers still due are awaited after a refusal.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// A leader that takes batches and answers none for this long may be cut off from its peers: others
 /// are asked whether it still leads. It is left only for a newer epoch.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
-/// Limit of asking the leader of `__cluster` whether a topic is gone.
-const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 /// So often in a row the lowest batch may be told "out of order" before the sequence is given up:
 /// a deposed leader that does not know it yet may lack what its successor acknowledged.
 const OUT_OF_ORDER_MAX: u32 = 5;
@@ -434,15 +432,11 @@ impl Driver {
         }
     }
 
-    fn known_leader(&self) -> Option<Leader> {
-        let view = self.shared.metadata.load();
-        view.topic_by_id(&self.topic.name, self.topic.id)?
-            .leader(self.queue.place.partition)
-    }
-
     fn newer_leader(&self, than: Option<Leader>) -> bool {
-        self.known_leader()
-            .is_some_and(|known| than.is_none_or(|than| known.epoch > than.epoch))
+        let partition = self.queue.place.partition;
+        self.shared
+            .metadata
+            .newer_leader(&self.topic, partition, than)
     }
 
     /// Metadata changed: a newer leader is followed at once, without waiting for the old one.
@@ -529,12 +523,8 @@ impl Driver {
             self.sender.clone(),
         );
         tokio::spawn(async move {
-            let deadline = Instant::now() + CONFIRM_TIMEOUT;
-            let confirmed = shared
-                .metadata
-                .confirm_topic(&topic.name, topic.id, deadline);
-            // No answer proves nothing.
-            let exists = confirmed.await.unwrap_or(true);
+            let exists = shared.metadata.may_exist(&topic).await;
+            // The driver may be gone.
             let _ = sender.send(Event::TopicConfirmed(exists));
         });
     }
@@ -575,10 +565,4 @@ fn fail(lost: impl IntoIterator<Item = Lost<Batch>>, error: &Error) {
 
 async fn reserve(link: Option<&Link>) -> Option<Permit> {
     link?.reserve().await
-}
-
-async fn until(timer: Option<Instant>) {
-    if let Some(timer) = timer {
-        tokio::time::sleep_until(timer).await;
-    }
 }
