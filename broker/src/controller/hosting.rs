@@ -51,8 +51,6 @@ impl Host for LocalReplicas {
                     segment_bytes: spec.settings.segment_bytes,
                     record_bytes_max: spec.settings.record_bytes_max,
                 },
-                // S10: the reconciler initializes, in the order of the placement.
-                may_initialize: None,
             };
             let replica = host.replicas.open(spec).await.map_err(host_error)?;
             super::duties::elect_if_alone(replica.group()).await;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use qute_proto::ids::{BrokerId, PartitionId, ReplicaId};
+use qute_proto::ids::{PartitionId, ReplicaId};
 use tokio::sync::{Mutex, watch};
 
 use super::error::Error;
@@ -31,9 +31,6 @@ pub struct PartitionSpec {
     pub replica: ReplicaId,
     /// Settings of its topic.
     pub settings: ReplicaSettings,
-    /// S10: the immutable first placement, given to its own members until the partition is born.
-    /// They initialize the group with exactly this set; everyone else waits as a learner.
-    pub may_initialize: Option<BTreeMap<ReplicaId, BrokerId>>,
 }
 
 /// The topic settings that a replica needs.
@@ -141,7 +138,8 @@ impl Replicas {
     }
 
     /// Opens a replica, or makes it if this broker does not have it. One that is open already is
-    /// given its settings and left alone.
+    /// given its settings and left alone. S10: a new one is empty and waits as a learner;
+    /// initializing its group is for the reconciler, which knows the first placement.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -196,24 +194,12 @@ impl Replicas {
                 durability: storage::Durability::Disk,
             },
         };
-        let refused = |reason: String| OpenError::Failed {
-            partition: spec.partition,
-            replica: spec.replica,
-            reason,
-        };
         let group = self
             .inner
             .groups
             .open(group_spec, machine)
             .await
             .map_err(|error| open_error(spec, &error))?;
-        // S10. A group that has a log or a vote says no, and that is fine.
-        if let Some(members) = &spec.may_initialize
-            && let Err(error) = group.initialize(members.clone()).await
-        {
-            self.inner.groups.close(group.id()).await;
-            return Err(refused(error.to_string()));
-        }
         let clock = Arc::clone(&self.inner.clock);
         let record_bytes_max = spec.settings.record_bytes_max;
         Ok(Arc::new(Replica::new(

@@ -45,7 +45,6 @@ pub(crate) fn spec(number: u32) -> PartitionSpec {
             segment_bytes: 64 << 10,
             record_bytes_max: 1 << 20,
         },
-        may_initialize: Some(BTreeMap::from([(replica, BrokerId(1))])),
     }
 }
 
@@ -126,7 +125,10 @@ impl TestBroker {
     }
 
     pub(crate) async fn open_spec(&self, spec: PartitionSpec) -> Arc<Replica> {
+        let members = BTreeMap::from([(spec.replica, BrokerId(1))]);
         let replica = self.replicas.open(spec).await.unwrap();
+        // Says no after a restart, and that is fine.
+        replica.group().initialize(members).await.unwrap();
         serving(&replica).await;
         replica
     }

@@ -132,10 +132,11 @@ impl Cluster {
         for (broker, replica) in brokers.iter().zip(members.keys()) {
             let spec = PartitionSpec {
                 replica: *replica,
-                may_initialize: Some(members.clone()),
                 ..spec(0)
             };
-            replicas.push(broker.replicas.open(spec).await.unwrap());
+            let replica = broker.replicas.open(spec).await.unwrap();
+            replica.group().initialize(members.clone()).await.unwrap();
+            replicas.push(replica);
         }
         Self {
             brokers,
