@@ -3,6 +3,7 @@
 use qute_proto::ids::{Offset, PartitionId, TopicId};
 use qute_proto::v1;
 
+pub(super) use crate::controller::proposer::error as plain;
 use crate::partition::directory::{LeaderDirectory, Presence};
 use crate::partition::error::Error;
 use crate::partition::replica::Bounds;
@@ -16,15 +17,6 @@ pub(super) fn partition_id(topic_id: &[u8], partition: u32) -> Result<PartitionI
         )
     })?;
     Ok(PartitionId { topic, partition })
-}
-
-/// An error without hint or bounds.
-pub(super) fn plain(code: v1::ErrorCode, message: impl Into<String>) -> v1::Error {
-    v1::Error {
-        code: code.into(),
-        message: message.into(),
-        ..v1::Error::default()
-    }
 }
 
 /// The bounds as they travel.
