@@ -15,13 +15,13 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::group::{self, GroupHandle};
-use super::inbound::Inbound;
+use super::inbound::{Inbound, Receiving};
 use super::log_store::LogStore;
 use super::machine::Machine;
 use super::network::Network;
 use super::peers::Peers;
 use super::state_machine::StateMachine;
-use super::types::{GroupId, Raft, Space};
+use super::types::{GroupId, Raft};
 use crate::storage::{self, LogConfig, ReplicaKey, Store};
 
 /// A replica that is told to stop and does not is left behind after this.
@@ -217,15 +217,8 @@ impl Groups {
             .await
             .map_err(|error| stopped(error.to_string()))?;
 
-        let reserve_in = Arc::clone(&log);
-        let inbound = Inbound::new(
-            raft.clone(),
-            Box::new(move |bytes| {
-                let reserved = reserve_in.reserve(bytes as u64);
-                Ok(Arc::new(reserved.map_err(|error| error.to_string())?) as Space)
-            }),
-            guard,
-        );
+        let receiving: Arc<dyn Receiving> = Arc::clone(&log) as _;
+        let inbound = Inbound::new(raft.clone(), receiving, guard);
         let handle = GroupHandle {
             inner: Arc::new(group::Inner {
                 id: spec.id,

@@ -17,7 +17,8 @@ use tokio_util::sync::DropGuard;
 
 use super::codec::{self, AppendAnswer};
 use super::server::Reply;
-use super::types::{Raft, Space, TypeConfig};
+use super::types::{Entry, PayloadKind, Raft, Space, TypeConfig};
+use crate::storage::Log;
 
 /// Bytes that may wait in front of one replica.
 const QUEUED_BYTES_MAX: usize = 64 << 20;
@@ -25,8 +26,26 @@ const QUEUED_BYTES_MAX: usize = 64 << 20;
 /// Appends handed to openraft and not yet synced.
 const HANDED_OVER_MAX: usize = 64;
 
-/// Promises space on disk for an append (S4); the error goes back to the leader, who retries.
-pub(super) type ReserveFn = Box<dyn Fn(usize) -> Result<Space, String> + Send + Sync>;
+/// What is asked of the log before an append gets to it.
+pub(super) trait Receiving: Send + Sync {
+    /// Whether this entry is in the log already, or was and is purged.
+    fn holds(&self, term: u64, index: u64) -> bool;
+    /// Promises space on disk (S4); the error goes back to the leader, who retries.
+    fn reserve(&self, batches: usize, bytes: u64) -> Result<Space, String>;
+}
+
+impl Receiving for Log {
+    fn holds(&self, term: u64, index: u64) -> bool {
+        index < self.first_index() || self.term_at(index) == Some(term)
+    }
+
+    fn reserve(&self, batches: usize, bytes: u64) -> Result<Space, String> {
+        match self.reserve_admitted(batches, bytes) {
+            Ok(reservation) => Ok(Arc::new(reservation)),
+            Err(full) => Err(full.to_string()),
+        }
+    }
+}
 
 struct Job {
     request: AppendEntriesRequest<TypeConfig>,
@@ -44,7 +63,7 @@ struct Queue {
 /// See the module header.
 pub(super) struct Inbound {
     raft: Raft,
-    reserve: ReserveFn,
+    log: Arc<dyn Receiving>,
     // Short: push and pop. Never held across an await.
     queue: Mutex<Queue>,
     pushed: Notify,
@@ -52,10 +71,14 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    pub(super) fn new(raft: Raft, reserve: ReserveFn, closed: Option<Arc<DropGuard>>) -> Arc<Self> {
+    pub(super) fn new(
+        raft: Raft,
+        log: Arc<dyn Receiving>,
+        closed: Option<Arc<DropGuard>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             raft,
-            reserve,
+            log,
             queue: Mutex::default(),
             pushed: Notify::new(),
             _closed: closed,
@@ -146,23 +169,20 @@ impl Inbound {
     /// S4: space is promised before openraft sees the entries. `None`: refused and answered.
     fn with_space(&self, job: Job) -> Option<(AppendEntriesRequest<TypeConfig>, Reply)> {
         let Job {
-            mut request,
-            bytes,
-            reply,
+            mut request, reply, ..
         } = job;
-        if bytes == 0 {
-            return Some((request, reply));
+        let mut fresh = Fresh::default();
+        for (at, entry) in request.entries.iter().enumerate() {
+            fresh.count(at, entry, self.log.as_ref());
         }
-        match (self.reserve)(bytes) {
+        let Some(first) = fresh.first else {
+            return Some((request, reply));
+        };
+        match self.log.reserve(fresh.batches, fresh.bytes) {
             Ok(space) => {
-                let first = request
-                    .entries
-                    .iter_mut()
-                    .find_map(|entry| match &mut entry.payload {
-                        EntryPayload::Normal(payload) => Some(payload),
-                        EntryPayload::Blank | EntryPayload::Membership(_) => None,
-                    });
-                if let Some(payload) = first {
+                if let Some(EntryPayload::Normal(payload)) =
+                    request.entries.get_mut(first).map(|it| &mut it.payload)
+                {
                     payload.space = Some(space);
                 }
                 Some((request, reply))
@@ -172,5 +192,34 @@ impl Inbound {
                 None
             }
         }
+    }
+}
+
+/// What of an append needs space that it does not have yet (S4).
+///
+/// Blanks, memberships and commands live on what is kept back. A new leader looks for where this
+/// log ends by sending entries that are in it: those need no space, and were they refused on a
+/// full disk, the leader would never commit in its own term and nobody could read.
+#[derive(Default)]
+struct Fresh {
+    /// Place in the append of the first batch that is not in the log: it carries the promise.
+    first: Option<usize>,
+    batches: usize,
+    bytes: u64,
+}
+
+impl Fresh {
+    fn count(&mut self, at: usize, entry: &Entry, log: &dyn Receiving) {
+        let EntryPayload::Normal(payload) = &entry.payload else {
+            return;
+        };
+        let id = &entry.log_id;
+        if payload.kind != PayloadKind::Batch || log.holds(id.committed_leader_id().term, id.index)
+        {
+            return;
+        }
+        self.first.get_or_insert(at);
+        self.batches += 1;
+        self.bytes += payload.bytes.len() as u64;
     }
 }

@@ -69,6 +69,21 @@ impl Log {
             .reserve(payload_bytes + frame::FRAME_HEADER as u64)
     }
 
+    /// S4: space for `batches` batches, `payload_bytes` together, that their leader has admitted
+    /// and sends here. They may go deeper than [`Self::reserve`] lets new ones go.
+    ///
+    /// # Errors
+    /// [`Full`] when granting it would go below half the disk floor.
+    pub fn reserve_admitted(
+        &self,
+        batches: usize,
+        payload_bytes: u64,
+    ) -> Result<Reservation, Full> {
+        let headers = (batches * frame::FRAME_HEADER) as u64;
+        let space = &self.core.shared.space;
+        space.reserve_admitted(payload_bytes + headers)
+    }
+
     /// Appends frames that follow the last one. They are readable when this returns; `done` is
     /// called once, on the flusher's thread, when they are as durable as the log's durability says.
     /// Callbacks of one log come in the order of the appends. Does not block on files.

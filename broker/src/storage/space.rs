@@ -2,7 +2,9 @@
 //!
 //! A promise is granted when the file system has that much beyond the disk floor and all other
 //! promises. The floor is what entries that nobody asks for (blanks, memberships, commands), meta
-//! records, checkpoints and indexes live on when data is refused.
+//! records, checkpoints and indexes live on when data is refused. What a leader has admitted may
+//! take half of it on a follower: else the last batches before the floor would have no quorum, and
+//! no later leader could commit anything behind them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -114,11 +116,24 @@ impl SpaceAccount {
             .saturating_sub(inner.promised_bytes)
     }
 
-    /// S4: promises `bytes`, or refuses.
+    /// S4: promises `bytes` to a batch that nobody has admitted yet, or refuses.
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, Full> {
+        self.reserve_above(bytes, |floor| floor)
+    }
+
+    /// S4: promises `bytes` to batches that their leader has admitted, or refuses.
+    pub(super) fn reserve_admitted(self: &Arc<Self>, bytes: u64) -> Result<Reservation, Full> {
+        self.reserve_above(bytes, |floor| floor / 2)
+    }
+
+    fn reserve_above(
+        self: &Arc<Self>,
+        bytes: u64,
+        kept_back: impl Fn(u64) -> u64,
+    ) -> Result<Reservation, Full> {
         let mut inner = self.inner.lock();
         let mut left = self.left(&mut inner);
-        let floor = self.floor(&inner.space);
+        let floor = kept_back(self.floor(&inner.space));
         if left < floor.saturating_add(bytes) {
             // Something may have been deleted since the last look.
             self.ask(&mut inner);

@@ -1,3 +1,4 @@
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use super::super::lane::{Lane, LinkError};
 use super::super::queue::Urgency;
 use super::super::*;
 use super::harness::{Cluster, eventually};
-use crate::env::SimFs;
+use crate::env::{Fs as _, SimFs};
 
 async fn ask(cluster: &Cluster, frame: PeerFrame) -> Result<PeerFrame, LinkError> {
     let target = cluster.broker(1).id;
@@ -108,6 +109,48 @@ async fn follower_that_is_full_refuses_and_catches_up_once_there_is_room() {
     let all: Vec<u64> = (0..count).collect();
     cluster.converged(&all).await;
     drop((leader, follower));
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_elected_on_full_disks_commits_in_its_term_and_can_be_read() {
+    // S4: looking for where a follower's log ends takes no space, nor does a blank.
+    let disks = [5, 6, 7].map(|seed| Arc::new(SimFs::new(seed)));
+    let mut cluster = Cluster::start(0).await;
+    for disk in &disks {
+        disk.set_capacity(1 << 30);
+        cluster.add_broker_on(disk.clone()).await;
+    }
+    cluster.open_all().await;
+    cluster.initialize(3).await;
+    let (first, leader) = cluster.leader().await;
+    let count = 200;
+    for from in (0..count).step_by(50) {
+        cluster.propose(&leader, from..from + 50, 64 << 10).await;
+    }
+    let all: Vec<u64> = (0..count).collect();
+    cluster.converged(&all).await;
+    // Another program takes the space: a quarter of what is kept back is left.
+    for disk in &disks {
+        let space = disk.space(Path::new("/data")).unwrap();
+        let used = space.total_bytes - space.available_bytes;
+        disk.set_capacity(used + used / 200);
+    }
+    eventually("no space", async || {
+        leader.admit(1000).await.err().map(|_| ())
+    })
+    .await;
+    drop(leader);
+    cluster.stop(first).await;
+
+    let (second, leader) = cluster.leader().await;
+    assert_ne!(second, first);
+    assert_eq!(leader.applied().next_offset.0, count);
+    assert_eq!(cluster.numbers[second].all(), all);
+    // Data is still refused.
+    let refused = leader.admit(1000).await.err();
+    assert!(matches!(refused, Some(ProposeError::StorageFull)));
+    drop(leader);
     cluster.stop_all().await;
 }
 

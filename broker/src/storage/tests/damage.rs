@@ -349,6 +349,10 @@ fn s4_reserve_refuses_before_append_would_meet_a_full_disk() {
         full.floor_bytes > 80_000 && full.available_bytes < full.floor_bytes + 20_000,
         "{full}"
     );
+    // What a leader admitted fits its followers, down to half of what is kept back.
+    drop(log.reserve_admitted(2, 20_000).unwrap());
+    let deeper = log.reserve_admitted(1, full.available_bytes - full.floor_bytes / 2);
+    assert_eq!(deeper.unwrap_err().floor_bytes, full.floor_bytes / 2);
     assert!(Error::from(full).is_retriable());
     // What nobody asked for may use what is kept back.
     let blank = NewFrame {
