@@ -1,6 +1,6 @@
 //! Connections: one per broker address and lane, made when first used and remade when broken.
 //!
-//! Owns the HTTP/2 tuning (measured; see the project's findings: frame size is the lever) and the
+//! Owns the HTTP/2 tuning (measured: frame size is the lever) and the
 //! limits that keep a silent peer from holding a caller. Does not know what travels.
 
 use std::collections::HashMap;

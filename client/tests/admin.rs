@@ -152,6 +152,22 @@ async fn cluster_info_takes_one_round_whoever_is_silent() {
 }
 
 #[tokio::test]
+async fn cluster_info_believes_a_controller_only_if_it_says_so_itself() {
+    let fake = Fake::start(2, 1).await;
+    let first = fake.bootstrap().split(',').next().unwrap().to_owned();
+    let client = Client::lazy(ClientConfig::new(&first).unwrap()).unwrap();
+    // The other one leads: it is asked too, though only the first is known.
+    fake.state.lock().controller = 2;
+    let info = client.cluster_info().await.unwrap();
+    assert_eq!(info.controller.map(|id| id.0), Some(2));
+    // One that is not there any more.
+    fake.state.lock().controller = 9;
+    let info = client.cluster_info().await.unwrap();
+    assert_eq!(info.controller, None);
+    assert!(!info.is_complete());
+}
+
+#[tokio::test]
 async fn list_offsets_follows_leaders_that_move() {
     let fake = Fake::start(2, 2).await;
     let client = fake.client().await;

@@ -333,6 +333,7 @@ impl Cluster for ClusterApi {
             cluster_index: view.index,
             topics: count(view.topics.len()),
             partitions: count(view.partitions()),
+            broker_id: self.controller.me().broker_id,
         }))
     }
 

@@ -1,5 +1,8 @@
-//! The state of the cluster: every endpoint is asked once, the newest view wins.
+//! The state of the cluster: every endpoint is asked once, the newest view wins, and a leader of
+//! `__cluster` counts only if it says so itself: others repeat for a while what they last heard.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -26,23 +29,27 @@ impl Client {
     /// [`ErrorKind::Unreachable`] if nobody answered, with the cause for each endpoint.
     pub async fn cluster_info(&self) -> Result<ClusterInfo> {
         let mut deadline = Instant::now() + ROUND_TIMEOUT.min(self.shared.config.call_timeout);
-        let endpoints = self.shared.metadata.endpoints();
+        let mut endpoints: BTreeSet<_> = self.shared.metadata.endpoints().into_iter().collect();
         let mut asked: FuturesUnordered<_> = endpoints
-            .into_iter()
-            .map(|address| ask(&self.shared, address))
+            .iter()
+            .map(|address| ask(&self.shared, Arc::clone(address)))
             .collect();
-        let mut best: Option<ClusterInfo> = None;
+        let mut answers: Vec<(BrokerId, ClusterInfo)> = Vec::new();
         let mut failures = Vec::new();
         let mut silent = asked.len();
         while let Ok(Some((address, answer))) = timeout_at(deadline, asked.next()).await {
             silent -= 1;
             match answer {
-                Ok(info) => {
-                    if info.is_complete() {
-                        deadline = deadline.min(Instant::now() + AFTER_COMPLETE);
+                Ok(answer) => {
+                    if let Some(controller) = answer.1.controller_address()
+                        && endpoints.insert(Arc::clone(&controller))
+                    {
+                        asked.push(ask(&self.shared, controller));
+                        silent += 1;
                     }
-                    if best.as_ref().is_none_or(|best| rank(best) < rank(&info)) {
-                        best = Some(info);
+                    answers.push(answer);
+                    if best(&answers).is_some_and(|info| info.is_complete()) {
+                        deadline = deadline.min(Instant::now() + AFTER_COMPLETE);
                     }
                 }
                 Err(error) => failures.push(EndpointFailure {
@@ -51,7 +58,7 @@ impl Client {
                 }),
             }
         }
-        best.ok_or_else(|| {
+        best(&answers).ok_or_else(|| {
             let message = match silent {
                 0 => "no broker could be reached".to_owned(),
                 silent => format!("no broker could be reached, {silent} did not answer in time"),
@@ -69,22 +76,46 @@ impl Client {
     }
 }
 
+/// The best of the answers; without a controller that does not say so itself.
+fn best(answers: &[(BrokerId, ClusterInfo)]) -> Option<ClusterInfo> {
+    let leads = |broker: BrokerId| {
+        answers
+            .iter()
+            .any(|(id, info)| *id == broker && info.controller == Some(broker))
+    };
+    let confirmed = answers.iter().map(|(_, info)| ClusterInfo {
+        controller: info.controller.filter(|broker| leads(*broker)),
+        ..info.clone()
+    });
+    confirmed.max_by_key(rank)
+}
+
 /// Formed before unformed, with a leader before without, newer before older.
 fn rank(info: &ClusterInfo) -> (bool, bool, u64) {
     (info.formed, info.controller.is_some(), info.cluster_index)
 }
 
-async fn ask(shared: &Shared, address: Address) -> (Address, Result<ClusterInfo>) {
+async fn ask(shared: &Shared, address: Address) -> (Address, Result<(BrokerId, ClusterInfo)>) {
     let answer = async {
         let mut client = shared.connections.cluster(&address)?;
         let response = client
             .describe_cluster(v1::DescribeClusterRequest {})
             .await
             .map_err(|status| call_error(&address, &status))?;
-        Ok(read(&address, response.into_inner()))
+        let response = response.into_inner();
+        Ok((BrokerId(response.broker_id), read(&address, response)))
     };
     let answer = answer.await;
     (address, answer)
+}
+
+impl ClusterInfo {
+    /// Where the broker that it names as the leader of `__cluster` is.
+    fn controller_address(&self) -> Option<Address> {
+        let controller = self.controller?;
+        let named = self.brokers.iter().find(|broker| broker.id == controller)?;
+        (!named.address.is_empty()).then(|| Address::from(named.address.as_str()))
+    }
 }
 
 fn read(address: &Address, response: v1::DescribeClusterResponse) -> ClusterInfo {

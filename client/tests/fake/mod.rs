@@ -670,6 +670,7 @@ impl Cluster for Endpoint {
             cluster_index: state.cluster_index,
             topics: 1,
             partitions: 1,
+            broker_id: self.broker,
         }))
     }
 
