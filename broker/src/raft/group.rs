@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use openraft::ReadPolicy;
 use openraft::async_runtime::WatchReceiver;
-use openraft::errors::{InitializeError, LinearizableReadError, RaftError};
+use openraft::errors::{Fatal, InitializeError, LinearizableReadError, RaftError};
 use openraft::metrics::RaftServerMetrics;
 use openraft_rt_tokio::TokioWatchReceiver;
 use qute_proto::ids::{BrokerId, Offset, ReplicaId};
@@ -61,8 +61,11 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    fn of(metrics: &RaftServerMetrics<TypeConfig>) -> Self {
-        let leader = metrics.current_leader.and_then(|id| {
+    /// S4: a replica that has stopped leads no more, whatever it was last heard to be.
+    fn of(metrics: &RaftServerMetrics<TypeConfig>, is_stopped: bool) -> Self {
+        let known = metrics.current_leader;
+        let known = known.filter(|id| !is_stopped || *id != metrics.id);
+        let leader = known.and_then(|id| {
             let node = metrics.membership_config.get_node(&id)?;
             Some(Leader {
                 replica: ReplicaId(id),
@@ -72,7 +75,7 @@ impl Leadership {
         Self {
             term: metrics.vote.leader_id.term,
             leader,
-            is_local: metrics.state.is_leader(),
+            is_local: metrics.state.is_leader() && !is_stopped,
         }
     }
 }
@@ -81,6 +84,8 @@ impl Leadership {
 #[derive(Clone)]
 pub struct LeadershipWatch {
     metrics: TokioWatchReceiver<RaftServerMetrics<TypeConfig>>,
+    all: TokioWatchReceiver<Metrics>,
+    failed: watch::Receiver<bool>,
     seen: Leadership,
 }
 
@@ -88,7 +93,9 @@ impl LeadershipWatch {
     /// Who leads now.
     #[must_use]
     pub fn current(&self) -> Leadership {
-        Leadership::of(&self.metrics.borrow_watched())
+        // openraft does not take the lead back from a replica that it stopped.
+        let is_stopped = *self.failed.borrow() || self.all.borrow_watched().running_state.is_err();
+        Leadership::of(&self.metrics.borrow_watched(), is_stopped)
     }
 
     /// Waits until it differs from what was last returned here (or from what it was when the watch
@@ -98,12 +105,18 @@ impl LeadershipWatch {
     /// Safe: nothing is lost by dropping it.
     pub async fn changed(&mut self) -> Option<Leadership> {
         loop {
-            let now = Leadership::of(&self.metrics.borrow_and_update());
+            // Marked as seen before they are looked at: a change in between wakes this up again.
+            drop(self.metrics.borrow_and_update());
+            drop(self.failed.borrow_and_update());
+            let now = self.current();
             if now != self.seen {
                 self.seen = now;
                 return Some(now);
             }
-            self.metrics.changed().await.ok()?;
+            tokio::select! {
+                changed = self.metrics.changed() => changed.ok()?,
+                failed = self.failed.changed() => failed.ok()?,
+            }
         }
     }
 }
@@ -217,15 +230,36 @@ impl GroupHandle {
     /// Who leads now.
     #[must_use]
     pub fn leadership(&self) -> Leadership {
-        Leadership::of(&self.inner.raft.server_metrics().borrow_watched())
+        let raft = &self.inner.raft;
+        let is_stopped = self.inner.log.failure().is_some()
+            || raft.metrics().borrow_watched().running_state.is_err();
+        Leadership::of(&raft.server_metrics().borrow_watched(), is_stopped)
     }
 
     /// Follows who leads.
     #[must_use]
     pub fn watch_leadership(&self) -> LeadershipWatch {
-        let metrics = self.inner.raft.server_metrics();
-        let seen = Leadership::of(&metrics.borrow_watched());
-        LeadershipWatch { metrics, seen }
+        let mut watch = LeadershipWatch {
+            metrics: self.inner.raft.server_metrics(),
+            all: self.inner.raft.metrics(),
+            failed: self.inner.log.failed(),
+            seen: Leadership::default(),
+        };
+        watch.seen = watch.current();
+        watch
+    }
+
+    /// Why this replica has stopped by itself, for good in this process (S4); `None` while it
+    /// runs, and when it was told to stop.
+    #[must_use]
+    pub fn stopped(&self) -> Option<String> {
+        if let Some(reason) = self.inner.log.failure() {
+            return Some(reason);
+        }
+        match &self.inner.raft.metrics().borrow_watched().running_state {
+            Ok(()) | Err(Fatal::Stopped) => None,
+            Err(error) => Some(error.to_string()),
+        }
     }
 
     /// How far this replica has applied: `next_offset` is the high watermark.

@@ -56,6 +56,12 @@ impl Log {
         self.core.failed()
     }
 
+    /// Why it has failed, if it has (S4).
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        self.core.failure.get().cloned()
+    }
+
     /// S4: space for a batch of this payload, or a refusal that a retry may get past.
     ///
     /// Hold the reservation until the batch is appended (a proposal: until it is answered).

@@ -39,7 +39,7 @@ pub(super) struct LogCore {
     pub synced_end: AtomicU64,
     /// Index after the last frame that may leave the cache.
     pub stable_end: AtomicU64,
-    failure: OnceLock<String>,
+    pub(super) failure: OnceLock<String>,
     failed: watch::Sender<bool>,
 }
 

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use super::super::lane::{Lane, LinkError};
 use super::super::queue::Urgency;
 use super::super::*;
-use super::harness::{Cluster, eventually};
-use crate::env::{Fs as _, SimFs};
+use super::harness::{Cluster, PATIENCE, batch, eventually};
+use crate::env::{Fault, FaultOp, Fs as _, SimFs};
 
 async fn ask(cluster: &Cluster, frame: PeerFrame) -> Result<PeerFrame, LinkError> {
     let target = cluster.broker(1).id;
@@ -151,6 +151,44 @@ async fn leader_elected_on_full_disks_commits_in_its_term_and_can_be_read() {
     let refused = leader.admit(1000).await.err();
     assert!(matches!(refused, Some(ProposeError::StorageFull)));
     drop(leader);
+    cluster.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_whose_disk_fails_leads_no_more_and_says_why() {
+    // S4
+    let disks = [8, 9, 10].map(|seed| Arc::new(SimFs::new(seed)));
+    let mut cluster = Cluster::start(0).await;
+    for disk in &disks {
+        cluster.add_broker_on(disk.clone()).await;
+    }
+    cluster.open_all().await;
+    cluster.initialize(3).await;
+    let (first, leader) = cluster.leader().await;
+    cluster.propose(&leader, 0..10, 100).await;
+    let mut watch = leader.watch_leadership();
+    assert!(watch.current().is_local && leader.stopped().is_none());
+
+    disks[first].inject(Fault {
+        op: FaultOp::Sync,
+        path_contains: "topics".to_owned(),
+        skip: 0,
+        times: u64::MAX,
+        errno: 5,
+    });
+    let admission = leader.admit(100).await.unwrap();
+    let doomed = leader.propose(admission, batch(10, 100), None).unwrap();
+    let now = tokio::time::timeout(PATIENCE, watch.changed())
+        .await
+        .unwrap();
+    assert!(now.is_none_or(|now| !now.is_local), "{now:?}");
+    assert!(!leader.leadership().is_local && !watch.current().is_local);
+    let reason = leader.stopped().unwrap();
+    assert!(reason.contains("sync"), "{reason}");
+    drop(tokio::time::timeout(PATIENCE, doomed).await.unwrap());
+    let (second, _) = cluster.leader().await;
+    assert_ne!(second, first);
+    drop((leader, watch));
     cluster.stop_all().await;
 }
 
