@@ -15,9 +15,9 @@ use tonic::transport::Channel;
 use super::super::peer::PeerApi;
 use super::*;
 use crate::controller::{ControllerConfig, Foundation};
-use crate::env::SystemClock;
-use crate::partition::registry::Replicas;
-use crate::raft::{Groups, GroupsConfig, Identity, Peers};
+use crate::env::{Fault, FaultOp, SimFs, SystemClock};
+use crate::partition::registry::{Hosted, Replicas};
+use crate::raft::{Groups, GroupsConfig, Identity, Payload, Peers};
 use crate::storage::{Store, StoreConfig};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -46,8 +46,11 @@ fn seat() -> Seat {
 }
 
 async fn start(dir: &Path, seat: Seat, seeds: &[String], expect: u32) -> Node {
-    let dir = dir.to_path_buf();
-    let store = tokio::task::spawn_blocking(move || Store::open(StoreConfig::new(dir)))
+    start_over(StoreConfig::new(dir), seat, seeds, expect).await
+}
+
+async fn start_over(store: StoreConfig, seat: Seat, seeds: &[String], expect: u32) -> Node {
+    let store = tokio::task::spawn_blocking(move || Store::open(store))
         .await
         .unwrap()
         .unwrap();
@@ -559,5 +562,81 @@ async fn broker_waiting_for_its_seeds_answers_not_ready() {
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    node.stop().await;
+}
+
+/// A topic `t` of one partition, led by the only broker.
+async fn create_alone(node: &Node) {
+    node.ready().await;
+    let created = node.client().await.create_topic(topic("t", 1, 1)).await;
+    assert_eq!(created.unwrap().into_inner().error, None);
+    node.leaders("t").await;
+    node.ready().await;
+}
+
+async fn waits_for(node: &Node, said: impl Fn(&str) -> bool) -> String {
+    let deadline = tokio::time::Instant::now() + LONG;
+    loop {
+        let waits = node.controller.waits();
+        if let Some(found) = waits.iter().find(|wait| said(wait)) {
+            return found.clone();
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{waits:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s4_replica_whose_disk_failed_is_not_open_and_is_named() {
+    let disk = SimFs::new(1);
+    let mut config = StoreConfig::new("/data");
+    config.fs = Arc::new(disk.clone());
+    let node = start_over(config, seat(), &[], 1).await;
+    create_alone(&node).await;
+    assert_eq!(node.controller.progress().open, 1);
+    assert_eq!(node.controller.stopped(), Vec::<String>::new());
+    let (partition, hosted) = node.replicas.list().pop_first().unwrap();
+    let Hosted::Open(replica) = hosted else {
+        panic!("{partition} is quarantined")
+    };
+    disk.inject(Fault {
+        op: FaultOp::Sync,
+        path_contains: partition.topic.to_string(),
+        skip: 0,
+        times: u64::MAX,
+        errno: 5,
+    });
+    let admission = replica.group().admit(10).await.unwrap();
+    let doomed = Payload::batch(vec![0; 10].into(), 1, 0);
+    let doomed = replica.group().propose(admission, doomed, None).unwrap();
+    assert!(doomed.await.is_err());
+    let wait = waits_for(&node, |wait| wait.contains("has stopped")).await;
+    assert!(
+        wait.contains(" of t/0 ") && wait.contains("restart"),
+        "{wait}"
+    );
+    assert_eq!(node.controller.stopped(), [wait]);
+    let progress = node.controller.progress();
+    assert_eq!((progress.open, progress.desired), (0, 1));
+    assert_eq!(replica.serving(), None);
+    drop(replica);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s7_quarantined_replica_keeps_its_broker_from_being_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = start(dir.path(), seat(), &[], 1).await;
+    create_alone(&node).await;
+    let (partition, _) = node.replicas.list().pop_first().unwrap();
+    node.stop().await;
+    let topic_dir = dir.path().join("topics").join(partition.topic.to_string());
+    std::fs::remove_dir_all(topic_dir).unwrap();
+
+    let node = start(dir.path(), seat(), &[], 1).await;
+    let wait = waits_for(&node, |wait| wait.contains("quarantined")).await;
+    assert!(wait.starts_with("t/0: "), "{wait}");
+    // It stopped nothing: a restart would not help.
+    assert_eq!(node.controller.stopped(), Vec::<String>::new());
     node.stop().await;
 }

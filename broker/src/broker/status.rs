@@ -14,12 +14,8 @@ pub(super) struct Status {
 
 impl http::Status for Status {
     fn faults(&self) -> Vec<String> {
-        self.controller
-            .watch_fatal()
-            .borrow()
-            .clone()
-            .into_iter()
-            .collect()
+        let fatal = self.controller.watch_fatal().borrow().clone();
+        fatal.into_iter().chain(self.controller.stopped()).collect()
     }
 
     fn waits(&self) -> Vec<String> {

@@ -48,6 +48,8 @@ const GOSSIP_GRACE: Duration = Duration::from_secs(5);
 const INDEX_DEADLINE: Duration = Duration::from_secs(10);
 /// Tasks that do not end are left behind after this.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(3);
+/// Replicas of one kind that the reasons for not being ready name.
+const REASONS_MAX: usize = 3;
 
 /// Who this broker is and whom it looks for.
 #[derive(Clone, Debug, Default)]
@@ -216,7 +218,7 @@ impl Controller {
                 inner.former.waiting()
             )];
         }
-        let view = inner.view.borrow();
+        let view = self.view();
         let mut waits = Vec::new();
         if self.controller().is_none() {
             waits.push("`__cluster` has no leader that this broker knows of".to_owned());
@@ -231,22 +233,52 @@ impl Controller {
         if !registered {
             waits.push("this broker has not registered itself yet".to_owned());
         }
-        let progress = inner.progress.borrow();
-        if !progress.is_settled() {
+        let progress = self.progress();
+        if progress.open < progress.desired {
             waits.push(format!(
                 "{} of {} replicas are open",
                 progress.open, progress.desired
             ));
-            let reasons = progress.failed.values().take(3);
-            waits.extend(reasons.map(|(partition, reason)| format!("{partition}: {reason}")));
         }
+        let named = |(partition, reason): &(PartitionId, String)| {
+            format!("{}: {reason}", view.name_of(*partition))
+        };
+        waits.extend(progress.failed.values().take(REASONS_MAX).map(named));
+        let quarantined = progress.quarantined.values().take(REASONS_MAX).map(named);
+        waits.extend(quarantined.map(|text| {
+            format!("{text}; keep the directory, the partition's other replicas serve")
+        }));
+        waits.extend(self.stopped().into_iter().take(REASONS_MAX));
         waits
+    }
+
+    /// Replicas that have stopped for good in this process (S4), why, and what to do.
+    #[must_use]
+    pub fn stopped(&self) -> Vec<String> {
+        let view = self.view();
+        let all = self.inner.groups.all();
+        let stopped = all.values().filter_map(|handle| {
+            let reason = handle.stopped()?;
+            Some(format!(
+                "replica {} of {} has stopped: {reason}; free space or replace the disk, \
+                 then restart this broker",
+                handle.replica(),
+                view.name_of(handle.id().partition),
+            ))
+        });
+        stopped.collect()
     }
 
     /// How far the replicas of this broker are.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        self.inner.progress.borrow().clone()
+        let mut progress = self.inner.progress.borrow().clone();
+        // S4: one that has stopped is not open, though nobody closed it.
+        let stopped = self.inner.groups.all().into_values().filter(|handle| {
+            handle.id().partition != PartitionId::CLUSTER && handle.stopped().is_some()
+        });
+        progress.open = progress.open.saturating_sub(stopped.count());
+        progress
     }
 
     /// The present view of the cluster.

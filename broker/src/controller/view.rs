@@ -122,6 +122,17 @@ impl ClusterView {
             .get(number)
     }
 
+    /// A partition by a name that people know.
+    #[must_use]
+    pub fn name_of(&self, partition: PartitionId) -> String {
+        let number = partition.partition;
+        match self.topics_by_id.get(&partition.topic) {
+            Some(topic) => format!("{}/{number}", topic.name),
+            None if partition == PartitionId::CLUSTER => "`__cluster`".to_owned(),
+            None => partition.to_string(),
+        }
+    }
+
     /// Whether this broker has registered itself: it knows the cluster.
     #[must_use]
     pub fn is_registered(&self, broker: BrokerId) -> bool {

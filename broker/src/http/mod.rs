@@ -1,6 +1,7 @@
 //! The HTTP side of a broker: `/healthz`, `/readyz` and `/metrics`.
 //!
-//! - `/healthz` answers 200 while the process works at all; 503 when it needs a restart.
+//! - `/healthz` answers 200 while the process works and no replica has stopped (S4); 503 with the
+//!   reasons when it needs a restart.
 //! - `/readyz` answers 200 when the broker belongs to a formed cluster, `__cluster` has a leader
 //!   and every replica that should be open is; otherwise 503 with the reasons, one a line.
 //! - `/metrics` is the Prometheus text format, see `docs/METRICS.md`.
