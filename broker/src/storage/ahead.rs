@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -14,6 +15,9 @@ pub(super) const PIECE_BYTES: u64 = 256 << 10;
 const PAGE: u64 = 4096;
 const STEP_BYTES_MIN: u64 = 64 << 10;
 const STEP_BYTES_MAX: u64 = 4 << 20;
+
+/// What did not work (no file descriptor, no space) is not tried again with each round.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// See the module's documentation.
 pub(super) struct Ahead {
@@ -33,6 +37,8 @@ struct Inner {
     /// The piece being written.
     busy: Option<Range<u64>>,
     is_queued: bool,
+    /// The last piece was given up: none before this.
+    not_before: Option<Instant>,
     /// Recent bytes a round: large rounds gain nothing from blocks written ahead.
     round_bytes: u64,
 }
@@ -57,6 +63,7 @@ impl Ahead {
                 ready_to,
                 busy: None,
                 is_queued: false,
+                not_before: None,
                 round_bytes: 0,
             }),
             piece_done: Condvar::new(),
@@ -91,7 +98,8 @@ impl Ahead {
         let wants = self.is_wanted
             && left < step(end) / 2
             && !inner.is_queued
-            && inner.round_bytes < ROUND_BYTES_MAX;
+            && inner.round_bytes < ROUND_BYTES_MAX
+            && inner.not_before.is_none_or(|at| at <= Instant::now());
         inner.is_queued |= wants;
         (fresh, wants)
     }
@@ -119,8 +127,10 @@ impl Ahead {
         {
             inner.ready_to = inner.ready_to.max(piece.end);
         }
+        inner.not_before = None;
         if !is_written {
             inner.is_queued = false;
+            inner.not_before = Some(Instant::now() + RETRY_AFTER);
         }
         self.piece_done.notify_all();
     }
@@ -135,4 +145,26 @@ impl Ahead {
 /// Small partitions stay small: the step grows with the segment.
 fn step(write_pos: u64) -> u64 {
     write_pos.clamp(STEP_BYTES_MIN, STEP_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn piece_that_failed_is_tried_again_later_not_with_the_next_round() {
+        let ahead = Ahead::new(true, 1, PathBuf::from("a"), 0, 0);
+        assert_eq!(ahead.claim(100), (100, true));
+        assert!(ahead.next_piece(1 << 20).is_some());
+        ahead.piece_done(false);
+        for end in 1..100 {
+            assert_eq!(ahead.claim(100 + end), (1, false), "{end}");
+        }
+        ahead.inner.lock().not_before = Some(Instant::now());
+        assert_eq!(ahead.claim(300), (101, true));
+        assert!(ahead.next_piece(1 << 20).is_some());
+        ahead.piece_done(true);
+        assert!(ahead.next_piece(1 << 20).is_none());
+        assert_eq!(ahead.claim(60_000), (0, true));
+    }
 }

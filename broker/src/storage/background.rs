@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -19,6 +20,9 @@ use super::segment::Segment;
 use super::shared::Shared;
 use super::writer::remove_segments;
 use crate::env::File;
+
+/// Failures to write ahead are spoken of at most this often, all logs together.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 /// The way in.
 pub(super) struct Background {
@@ -117,11 +121,12 @@ impl Background {
 /// Until closed.
 pub(super) fn run(shared: &Arc<Shared>) {
     let zeros = vec![0; usize_of(PIECE_BYTES)];
+    let mut complaints = Complaints::default();
     while let Some(job) = shared.background.next() {
         match job {
             Job::WriteAhead(core) => {
                 if let Some(core) = core.upgrade() {
-                    write_ahead(shared, &core, &zeros);
+                    write_ahead(shared, &core, &zeros, &mut complaints);
                 }
             }
             Job::Seal {
@@ -156,7 +161,27 @@ pub(super) fn run(shared: &Arc<Shared>) {
     }
 }
 
-fn write_ahead(shared: &Shared, core: &LogCore, zeros: &[u8]) {
+/// What goes wrong in hundreds of logs at once, such as having no file descriptor left, is said
+/// now and then.
+#[derive(Default)]
+struct Complaints {
+    last: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Complaints {
+    /// How many were not said since the last one that was; `None`: this one is not either.
+    fn due(&mut self, now: Instant) -> Option<u64> {
+        if self.last.is_some_and(|last| now < last + COMPLAIN_EVERY) {
+            self.unsaid += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
+
+fn write_ahead(shared: &Shared, core: &LogCore, zeros: &[u8], complaints: &mut Complaints) {
     let mut open: Option<(u64, Arc<dyn File>)> = None;
     while let Some((segment, path, piece)) = core.ahead.next_piece(core.segment_bytes) {
         let len = piece.end - piece.start;
@@ -185,7 +210,13 @@ fn write_ahead(shared: &Shared, core: &LogCore, zeros: &[u8]) {
                 metrics::counter!("qute_storage_prewritten_bytes_total").increment(len);
             }
             Err(error) => {
-                tracing::warn!(replica = %core.key, %error, "no blocks written ahead");
+                metrics::counter!("qute_storage_prewrite_failures_total").increment(1);
+                if let Some(unsaid) = complaints.due(Instant::now()) {
+                    tracing::warn!(
+                        replica = %core.key, %error, unsaid,
+                        "no blocks written ahead: syncs are slower until it works again"
+                    );
+                }
                 return;
             }
         }
@@ -208,5 +239,21 @@ impl Shared {
                 done: Box::new(|_| {}),
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_are_said_now_and_then_and_counted_in_between() {
+        let mut complaints = Complaints::default();
+        let start = Instant::now();
+        assert_eq!(complaints.due(start), Some(0));
+        assert_eq!(complaints.due(start), None);
+        assert_eq!(complaints.due(start + COMPLAIN_EVERY / 2), None);
+        assert_eq!(complaints.due(start + COMPLAIN_EVERY), Some(2));
+        assert_eq!(complaints.due(start + COMPLAIN_EVERY), None);
     }
 }
