@@ -1,3 +1,5 @@
+//! The producer table against a model of the whole history, and its checkpoint form.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Every Raft message there and back, golden bytes, and bytes that make no sense.
+
 use proptest::prelude::*;
 
 use super::*;
