@@ -6,12 +6,12 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::config::{ClientConfig, ProducerConfig};
+use crate::config::ClientConfig;
 use crate::consumer::ConsumerBuilder;
 use crate::error::Result;
 use crate::metadata::MetadataCache;
 use crate::net::Connections;
-use crate::producer::Producer;
+use crate::producer::{Producer, ProducerConfig};
 
 /// A client of one cluster. Cheap to clone; producers and consumers made from it keep it alive.
 #[derive(Clone)]

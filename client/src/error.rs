@@ -61,6 +61,13 @@ pub enum ErrorKind {
     NotEnoughBrokers,
     /// The broker holds as much as it may.
     Overloaded,
+    /// A hook of the program refused the record ([`crate::Interceptor`]).
+    Intercepted,
+    /// A value could not be encoded or decoded by the program's codec.
+    Serde,
+    /// The topic was deleted and made again: what a handle knew of it (offsets, sequences) belongs
+    /// to the one that is gone.
+    TopicRecreated,
     /// The handle was closed or dropped.
     Closed,
     /// The broker sent something that this client does not understand.

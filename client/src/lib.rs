@@ -30,7 +30,8 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `client` | [`Client`]: the connected handle that everything starts from |
-//! | `config` | settings and their defaults |
+//! | `config` | settings of a client and their defaults |
+//! | `interceptor` | [`Interceptor`]: a program's hooks before send and after receive |
 //! | `error` | [`Error`]: kind, retriable or not, outcome of a write, place, cause per endpoint |
 //! | `record` | [`Record`], [`RecordMetadata`], [`ConsumedRecord`] |
 //! | `net` | connections: one per broker and lane, tuned, with deadlines |
@@ -46,6 +47,7 @@ mod client;
 mod config;
 mod consumer;
 mod error;
+mod interceptor;
 mod metadata;
 mod net;
 mod producer;
@@ -56,11 +58,12 @@ pub use admin::{
     ReplicaDescription, ReplicaRole, TopicDescription, TopicSpec,
 };
 pub use client::Client;
-pub use config::{Bootstrap, ClientConfig, ProducerConfig};
+pub use config::{Bootstrap, ClientConfig};
 pub use consumer::{BatchConsumer, ConsumedBatch, Consumer, ConsumerBuilder, OutOfRange, Position};
 pub use error::{EndpointFailure, Error, ErrorKind, OffsetBounds, Outcome, Result};
-pub use producer::{CloseReport, Producer, Ticket};
-pub use qute_proto::batch::{Codec, RecordHeader};
+pub use interceptor::{HookError, Interceptor, Received};
+pub use producer::{CloseReport, Producer, ProducerConfig, Ticket};
+pub use qute_proto::batch::{Codec as Compression, RecordHeader};
 pub use qute_proto::ids::{BrokerId, ClusterId, TopicId};
 pub use qute_proto::partition::partition_of;
 pub use record::{ConsumedRecord, Record, RecordMetadata};

@@ -174,6 +174,7 @@ impl Raw {
             topic_id: topic_id.clone(),
             partition: 0,
             offset,
+            follower: false,
         };
         requests.send(FetchRequest {
             request: Some(fetch_request::Request::Subscribe(subscribe)),

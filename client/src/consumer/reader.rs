@@ -244,6 +244,7 @@ impl Reader {
             topic_id: self.topic.id.to_wire(),
             partition: number,
             offset: partition.cursor.next(),
+            follower: false,
         });
         self.subscriptions.insert(subscription, number);
         partition.route = Route::To {

@@ -24,12 +24,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::config::ProducerConfig;
 use super::fate::Fate;
 use super::flight::{Flight, Key, Lost, Refusal};
 use super::link::{Event, Link, Links, Permit};
 use super::queue::PartitionQueue;
 use crate::client::Shared;
-use crate::config::ProducerConfig;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::metadata::{Leader, Topic};
 use crate::net::{Backoff, until};

@@ -3,6 +3,7 @@
 //!
 //! | file | holds |
 //! | --- | --- |
+//! | `config.rs` | settings |
 //! | `queue.rs` | per partition, what waits: the open batch and full ones |
 //! | `flight.rs` | per partition, what is under way: sequences, rounds, doubt (pure) |
 //! | `driver.rs` | per partition, the task that moves batches from one through the other |
@@ -17,6 +18,7 @@
 //! again with the lowest unacknowledged batch, under the same sequences, so the broker answers
 //! what it already has with the original offset (S11, S12).
 
+mod config;
 mod driver;
 mod fate;
 mod flight;
@@ -42,10 +44,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin::unknown_partition;
 use crate::client::Shared;
-use crate::config::ProducerConfig;
 use crate::error::{Error, ErrorKind, Outcome, Result};
 use crate::metadata::Topic;
 use crate::record::{Record, RecordMetadata, now_ms};
+pub use config::ProducerConfig;
 use driver::Driver;
 use fate::{Place, Tally};
 use link::Links;

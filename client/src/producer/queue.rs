@@ -12,8 +12,8 @@ use qute_proto::batch::{BatchBuilder, Codec, Push, UnsealedBatch};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::config::ProducerConfig;
 use super::fate::{BatchFuture, Fate, Place, Tally, Ticket};
-use crate::config::ProducerConfig;
 use crate::error::{Error, Outcome, Result};
 use crate::record::{Record, now_ms};
 

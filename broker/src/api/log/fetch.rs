@@ -200,6 +200,7 @@ impl Fetcher {
                     log_start_offset: bounds.log_start.0,
                     high_watermark: bounds.high_watermark.0,
                     leader_epoch: live.leader_epoch,
+                    follower: false,
                 };
                 subscription.live = Some(live);
                 self.outbox.push_back(v1::FetchResponse {

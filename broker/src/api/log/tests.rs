@@ -148,6 +148,7 @@ impl Fetch {
             topic_id: to.topic.to_wire(),
             partition: to.partition,
             offset,
+            follower: false,
         }))
         .await;
     }

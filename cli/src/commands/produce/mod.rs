@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::FutureExt as _;
-use qute_client::{Client, Codec, Producer, ProducerConfig, Record};
+use qute_client::{Client, Compression as Codec, Producer, ProducerConfig, Record};
 use qute_proto::batch::{BATCH_BYTES_MAX, RECORD_BYTES_MAX};
 use tokio::sync::mpsc;
 
