@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::interceptor::{Hooks, Interceptor};
 
 const SCHEME: &str = "qute://";
 const DEFAULT_PORT: u16 = 7700;
@@ -115,6 +116,7 @@ pub struct ClientConfig {
     pub backoff_min: Duration,
     /// Longest back-off between attempts. Default 500 ms.
     pub backoff_max: Duration,
+    pub(crate) hooks: Hooks,
 }
 
 impl ClientConfig {
@@ -132,6 +134,7 @@ impl ClientConfig {
             keep_alive_timeout: Duration::from_secs(2),
             backoff_min: Duration::from_millis(20),
             backoff_max: Duration::from_millis(500),
+            hooks: Hooks::default(),
         })
     }
 
@@ -161,6 +164,14 @@ impl ClientConfig {
     #[must_use]
     pub fn client_name(mut self, name: impl Into<String>) -> Self {
         self.client_name = name.into();
+        self
+    }
+
+    /// Installs a hook for all producers and consumers of the client; see [`Interceptor`] for the
+    /// order.
+    #[must_use]
+    pub fn interceptor(mut self, hook: impl Interceptor) -> Self {
+        self.hooks.install(hook);
         self
     }
 

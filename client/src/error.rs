@@ -10,6 +10,8 @@ use qute_proto::batch::BatchError;
 use qute_proto::topic::TopicNameError;
 use qute_proto::v1::{self, ErrorCode};
 
+use crate::record::ConsumedRecord;
+
 /// The result of the client's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -130,6 +132,7 @@ struct Inner {
     bounds: Option<OffsetBounds>,
     endpoints: Vec<EndpointFailure>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+    record: Option<Arc<ConsumedRecord>>,
 }
 
 impl Error {
@@ -145,6 +148,7 @@ impl Error {
             bounds: None,
             endpoints: Vec::new(),
             source: None,
+            record: None,
         }))
     }
 
@@ -193,6 +197,17 @@ impl Error {
         self.edit(|inner| inner.source = Some(Arc::new(source)))
     }
 
+    pub(crate) fn with_boxed_source(
+        self,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    ) -> Self {
+        self.edit(|inner| inner.source = Some(source.into()))
+    }
+
+    pub(crate) fn with_record(self, record: ConsumedRecord) -> Self {
+        self.edit(|inner| inner.record = Some(Arc::new(record)))
+    }
+
     /// What happened.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
@@ -239,6 +254,13 @@ impl Error {
     #[must_use]
     pub fn endpoints(&self) -> &[EndpointFailure] {
         &self.0.endpoints
+    }
+
+    /// With [`ErrorKind::Serde`] and [`ErrorKind::Intercepted`] of a record that was read: the
+    /// record, to look at or to send to a dead-letter topic.
+    #[must_use]
+    pub fn record(&self) -> Option<&ConsumedRecord> {
+        self.0.record.as_deref()
     }
 
     /// What it says without the place and the endpoints.

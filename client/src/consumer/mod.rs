@@ -32,6 +32,7 @@ use crate::admin::{ListedOffset, OffsetSpec, list_offsets, unknown_partition};
 use crate::client::Shared;
 use crate::config::capped;
 use crate::error::{Error, ErrorKind, Result};
+use crate::interceptor::{Hooks, Interceptor, Received};
 use crate::metadata::Topic;
 use crate::record::ConsumedRecord;
 use cursor::Cursor;
@@ -81,12 +82,14 @@ pub struct ConsumerBuilder {
     out_of_range: OutOfRange,
     stall_timeout: Option<Duration>,
     open_timeout: Duration,
+    hooks: Hooks,
 }
 
 impl ConsumerBuilder {
     pub(crate) fn new(shared: Arc<Shared>, topic: Arc<str>) -> Self {
         Self {
             open_timeout: shared.config.call_timeout,
+            hooks: Hooks::default(),
             shared,
             topic,
             partitions: None,
@@ -148,6 +151,13 @@ impl ConsumerBuilder {
         self
     }
 
+    /// Installs a hook for the records read, within those of the client; see [`Interceptor`] for
+    /// the order.
+    pub fn interceptor(mut self, hook: impl Interceptor) -> Self {
+        self.hooks.install(hook);
+        self
+    }
+
     /// Finds the topic and the offsets to begin and end at, from the leaders.
     ///
     /// # Errors
@@ -173,6 +183,7 @@ impl ConsumerBuilder {
             out_of_range: self.out_of_range,
             stall_timeout,
         };
+        let hooks = self.shared.config.hooks.around(&self.hooks);
         let stop = CancellationToken::new();
         let reader = Reader::new(self.shared, plan, output, stopped);
         tokio::spawn(reader.run(stop.clone()));
@@ -183,6 +194,7 @@ impl ConsumerBuilder {
             current: None,
             held_error: None,
             positions,
+            hooks,
             _stop: stop.drop_guard(),
         })
     }
@@ -269,6 +281,7 @@ pub struct Consumer {
     current: Option<Current>,
     held_error: Option<Error>,
     positions: BTreeMap<u32, u64>,
+    hooks: Hooks,
     _stop: DropGuard,
 }
 
@@ -311,9 +324,6 @@ impl Consumer {
 
     /// Makes the next batch current. `Ready(Err)` for an error item.
     fn poll_batch(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<()>>> {
-        if let Some(error) = self.held_error.take() {
-            return Poll::Ready(Some(Err(error)));
-        }
         loop {
             let taken = match ready!(self.items.poll_recv(cx)) {
                 None => return Poll::Ready(None),
@@ -357,7 +367,7 @@ impl Consumer {
                         continue;
                     }
                     self.positions.insert(partition, offset + 1);
-                    return Some(Ok(ConsumedRecord {
+                    let mut record = ConsumedRecord {
                         topic: Arc::clone(&self.topic),
                         partition,
                         offset,
@@ -366,7 +376,12 @@ impl Consumer {
                         key: record.key,
                         value: record.value,
                         headers: record.headers,
-                    }));
+                    };
+                    match self.hooks.after_receive(&mut record) {
+                        Ok(Received::Deliver) => return Some(Ok(record)),
+                        Ok(Received::Skip) => {}
+                        Err(error) => return Some(Err(error)),
+                    }
                 }
             }
         }
@@ -408,6 +423,9 @@ impl Stream for BatchConsumer {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let consumer = &mut self.consumer;
         loop {
+            if let Some(error) = consumer.held_error.take() {
+                return Poll::Ready(Some(Err(error)));
+            }
             if let Some(current) = &consumer.current {
                 let (partition, high_watermark) =
                     (current.taken.partition, current.taken.high_watermark);
@@ -415,8 +433,11 @@ impl Stream for BatchConsumer {
                 while let Some(record) = consumer.next_in_batch() {
                     match record {
                         Ok(record) => records.push(record),
-                        // After the records before it.
-                        Err(error) => consumer.held_error = Some(error),
+                        // After the records before it, and before those behind it.
+                        Err(error) => {
+                            consumer.held_error = Some(error);
+                            break;
+                        }
                     }
                 }
                 if !records.is_empty() {
@@ -426,6 +447,7 @@ impl Stream for BatchConsumer {
                         records,
                     })));
                 }
+                continue;
             }
             match ready!(consumer.poll_batch(cx)) {
                 None => return Poll::Ready(None),

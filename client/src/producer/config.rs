@@ -6,6 +6,7 @@ use qute_proto::batch::{BATCH_BYTES_MAX, Codec};
 
 use crate::config::capped;
 use crate::error::{Error, Result};
+use crate::interceptor::{Hooks, Interceptor};
 
 /// Settings of a [`crate::Producer`].
 #[derive(Debug, Clone)]
@@ -26,6 +27,7 @@ pub struct ProducerConfig {
     /// Batches in flight per partition, 1 to 5 (S12: brokers know a producer's last five).
     /// Default 5.
     pub in_flight_max: usize,
+    pub(crate) hooks: Hooks,
 }
 
 impl Default for ProducerConfig {
@@ -37,6 +39,7 @@ impl Default for ProducerConfig {
             compression: Codec::None,
             delivery_timeout: Duration::from_secs(120),
             in_flight_max: 5,
+            hooks: Hooks::default(),
         }
     }
 }
@@ -81,6 +84,14 @@ impl ProducerConfig {
     #[must_use]
     pub fn in_flight_max(mut self, batches: usize) -> Self {
         self.in_flight_max = batches;
+        self
+    }
+
+    /// Installs a hook for this producer's records, within those of the client; see
+    /// [`Interceptor`] for the order.
+    #[must_use]
+    pub fn interceptor(mut self, hook: impl Interceptor) -> Self {
+        self.hooks.install(hook);
         self
     }
 

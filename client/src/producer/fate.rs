@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::CloseReport;
 use crate::error::{Error, Outcome, Result};
+use crate::interceptor::Hooks;
 use crate::record::RecordMetadata;
 
 /// Resolves to the offset of the batch's first record.
@@ -25,9 +26,17 @@ pub(super) struct Tally {
     not_written: AtomicU64,
     unknown: AtomicU64,
     first_error: Mutex<Option<Error>>,
+    hooks: Hooks,
 }
 
 impl Tally {
+    pub(super) fn new(hooks: Hooks) -> Self {
+        Self {
+            hooks,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn report(&self) -> CloseReport {
         CloseReport {
             delivered: self.delivered.load(Ordering::Acquire),
@@ -58,6 +67,18 @@ pub(super) struct Place {
     pub(super) partition: u32,
 }
 
+impl Place {
+    /// Where the record of this number in a batch was written.
+    fn written(&self, base_offset: u64, number: u32, timestamp_ms: i64) -> RecordMetadata {
+        RecordMetadata {
+            topic: Arc::clone(&self.topic),
+            partition: self.partition,
+            offset: base_offset + u64::from(number),
+            timestamp_ms,
+        }
+    }
+}
+
 /// The sending side of a batch's fate. Holds the batch's share of the buffer until then.
 #[derive(Debug)]
 pub(super) struct Fate {
@@ -67,6 +88,8 @@ pub(super) struct Fate {
     place: Place,
     tally: Arc<Tally>,
     permits: Vec<OwnedSemaphorePermit>,
+    /// Timestamp of each record; kept only for hooks.
+    timestamps_ms: Vec<i64>,
     /// The batch went into a stream: dropped from here on, its fate is unknown.
     pub(super) sent: bool,
 }
@@ -81,6 +104,7 @@ impl Fate {
             place,
             tally,
             permits: Vec::new(),
+            timestamps_ms: Vec::new(),
             sent: false,
         }
     }
@@ -97,6 +121,9 @@ impl Fate {
             for (held, permit) in self.permits.iter_mut().zip(permits) {
                 held.merge(permit);
             }
+        }
+        if !self.tally.hooks.is_empty() {
+            self.timestamps_ms.push(timestamp_ms);
         }
         let number = self.records;
         self.records += 1;
@@ -128,8 +155,22 @@ impl Fate {
             self.tally.count(self.records, &result);
             // The buffer's room first: who awaits the ticket may enqueue at once.
             self.permits.clear();
+            self.tell_hooks(&result);
             // Nobody may be listening any more.
             let _ = sender.send(result);
+        }
+    }
+}
+
+impl Fate {
+    /// Each record's fate, as its ticket will give it.
+    fn tell_hooks(&self, result: &Result<u64>) {
+        for (number, &timestamp_ms) in (0..).zip(&self.timestamps_ms) {
+            let fate = match result {
+                Ok(base_offset) => Ok(self.place.written(*base_offset, number, timestamp_ms)),
+                Err(error) => Err(error.clone()),
+            };
+            self.tally.hooks.after_send(&fate);
         }
     }
 }
@@ -180,11 +221,9 @@ impl Future for Ticket {
                 return Poll::Ready(Err(Error::closed("producer").with_outcome(Outcome::Unknown)));
             }
         };
-        Poll::Ready(Ok(RecordMetadata {
-            topic: Arc::clone(&self.place.topic),
-            partition: self.place.partition,
-            offset: base_offset + u64::from(self.number),
-            timestamp_ms: self.timestamp_ms,
-        }))
+        let written = self
+            .place
+            .written(base_offset, self.number, self.timestamp_ms);
+        Poll::Ready(Ok(written))
     }
 }

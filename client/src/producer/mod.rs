@@ -110,7 +110,8 @@ struct TopicQueues {
 impl Producer {
     pub(crate) fn new(shared: Arc<Shared>, config: ProducerConfig) -> Result<Self> {
         config.check()?;
-        let config = config.capped();
+        let mut config = config.capped();
+        config.hooks = shared.config.hooks.around(&config.hooks);
         let stop = CancellationToken::new();
         // 0 stands for "no producer".
         let producer_id = ProducerId(rand::random::<u64>().max(1));
@@ -121,8 +122,8 @@ impl Producer {
                 producer_id,
                 topics: RwLock::default(),
                 buffer: Arc::new(Semaphore::new(config.buffer_bytes)),
+                tally: Arc::new(Tally::new(config.hooks.clone())),
                 config,
-                tally: Arc::default(),
                 drivers: TaskTracker::new(),
                 closed: AtomicBool::new(false),
                 stop,
@@ -151,8 +152,12 @@ impl Producer {
     ///
     /// # Cancel safety
     /// Cancelled, the record is not taken in.
-    pub async fn enqueue(&self, record: Record) -> Result<Ticket> {
-        self.inner.enqueue(&record).await.map_err(|error| {
+    pub async fn enqueue(&self, mut record: Record) -> Result<Ticket> {
+        let taken_in = match self.inner.config.hooks.before_send(&mut record) {
+            Ok(()) => self.inner.enqueue(&record).await,
+            Err(error) => Err(error),
+        };
+        taken_in.map_err(|error| {
             let error = match error.topic() {
                 None => error.with_topic(&record.topic),
                 Some(_) => error,
