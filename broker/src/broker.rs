@@ -2,8 +2,10 @@
 //!
 //! Start: settings, sockets (a port in use is said before anything is touched), data directory,
 //! peers and groups, controller, then the listeners. Stop is the reverse: first leads are handed
-//! over, then nothing new comes in, then replicas close with their checkpoints, then the last round of the flusher.
+//! over, then nothing new comes in, then replicas close with their checkpoints, then the last round of
+//! the flusher. [`Broker::abort`] is the other way to stop: like a crash, for test kits.
 
+mod severed;
 mod sockets;
 mod status;
 
@@ -11,6 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::Stream;
 use qute_proto::ids::BrokerId;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
@@ -30,6 +33,7 @@ use crate::partition::registry::Replicas;
 use crate::raft::{Groups, GroupsConfig, Identity, Peers};
 use crate::storage::{self, Store, StoreConfig};
 
+use severed::{Severable, severable};
 use sockets::Sockets;
 use status::Status;
 
@@ -86,6 +90,7 @@ fn bind_advice(error: &std::io::Error, setting: &str) -> String {
 /// been acknowledged is safe, as after a crash.
 pub struct Broker {
     advertise: String,
+    advertise_peers: String,
     http_address: Option<SocketAddr>,
     store: Store,
     peers: Peers,
@@ -94,6 +99,8 @@ pub struct Broker {
     controller: Controller,
     log_service: LogService,
     watches: CancellationToken,
+    /// Cuts the connections off, for an abrupt stop.
+    severed: CancellationToken,
     grpc: Listener,
     http: Option<Listener>,
     upkeep: JoinHandle<()>,
@@ -116,6 +123,13 @@ impl Listener {
         {
             self.task.abort();
         }
+    }
+
+    /// Ends it now; the socket it accepts from is closed on return.
+    async fn abort(self) {
+        self.task.abort();
+        // It was told to end.
+        let _ = self.task.await;
     }
 }
 
@@ -148,7 +162,7 @@ impl Broker {
             ControllerConfig {
                 name: config.name.clone(),
                 client_address: sockets.advertise.clone(),
-                peer_address: sockets.advertise.clone(),
+                peer_address: sockets.advertise_peers.clone(),
                 gossip_address: sockets.advertise_gossip.clone(),
                 rack: config.rack.clone(),
                 seeds: config.seeds.clone(),
@@ -165,7 +179,12 @@ impl Broker {
         )?;
         let log_service = LogService::new(replicas.clone(), controller.directory());
         let watches = CancellationToken::new();
-        let grpc = serve_grpc(sockets.grpc, &controller, &log_service, watches.clone()).await?;
+        let severed = CancellationToken::new();
+        let incoming = severable(
+            TcpIncoming::from(sockets.grpc).with_nodelay(Some(true)),
+            severed.clone(),
+        );
+        let grpc = serve_grpc(incoming, &controller, &log_service, watches.clone()).await?;
         let status = Arc::new(Status {
             store: store.clone(),
             replicas: replicas.clone(),
@@ -174,10 +193,11 @@ impl Broker {
         let http = sockets.http.map(|listener| serve_http(listener, status));
         tracing::info!(
             broker = %identity.broker, boot = identity.boot, name = config.name,
-            address = sockets.advertise, data_dir = %config.data_dir.display(), "listening"
+            address = sockets.advertise, peer_address = sockets.advertise_peers, data_dir = %config.data_dir.display(), "listening"
         );
         Ok(Self {
             advertise: sockets.advertise,
+            advertise_peers: sockets.advertise_peers,
             http_address: sockets.http_address,
             upkeep: tokio::spawn(announce_readiness(controller.clone())),
             store,
@@ -187,6 +207,7 @@ impl Broker {
             controller,
             log_service,
             watches,
+            severed,
             grpc,
             http,
         })
@@ -202,6 +223,12 @@ impl Broker {
     #[must_use]
     pub fn address(&self) -> &str {
         &self.advertise
+    }
+
+    /// The address that other brokers are told, `HOST:PORT`.
+    #[must_use]
+    pub fn peer_address(&self) -> &str {
+        &self.advertise_peers
     }
 
     /// Where HTTP is served, if it is.
@@ -273,6 +300,35 @@ impl Broker {
         }
         tracing::info!("stopped");
     }
+
+    /// Stops like a crash, as far as others can see: listeners and connections are gone at once, no
+    /// lead is handed over, nobody is told by gossip. On return all tasks have ended and the data
+    /// directory and the ports are free, so that [`start`](Self::start) with the same settings
+    /// brings the broker back, in this process, too.
+    ///
+    /// For test kits: it makes the others elect, suspect and reconnect as they would after a kill.
+    /// What it is not is a power cut: what was appended still reaches the disk.
+    pub async fn abort(self) {
+        tracing::warn!("stopping abruptly");
+        self.upkeep.abort();
+        // First of all, so that nobody learns of anything that happens below.
+        self.severed.cancel();
+        self.peers.cut();
+        self.grpc.abort().await;
+        if let Some(http) = self.http {
+            http.abort().await;
+        }
+        self.watches.cancel();
+        let streams = self.log_service.shutdown();
+        if tokio::time::timeout(DRAIN_DEADLINE, streams).await.is_err() {
+            tracing::warn!("some client streams did not end in time");
+        }
+        self.controller.abort().await;
+        self.replicas.shutdown().await;
+        self.groups.close_all().await;
+        self.peers.shutdown().await;
+        self.store.shutdown().await;
+    }
 }
 
 const READY_POLL: Duration = Duration::from_millis(20);
@@ -310,7 +366,7 @@ fn report_leftovers(store: &Store) {
 }
 
 async fn serve_grpc(
-    listener: TcpListener,
+    incoming: impl Stream<Item = std::io::Result<Severable>> + Send + 'static,
     controller: &Controller,
     log: &LogService,
     watches: CancellationToken,
@@ -328,7 +384,6 @@ async fn serve_grpc(
         .add_service(ClusterApi::new(controller.clone(), watches).server())
         .add_service(PeerApi::new(controller.clone()).server())
         .add_service(log.server());
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let (stop, stopped) = oneshot::channel::<()>();
     let task = tokio::spawn(async move {
         let served = router
@@ -376,3 +431,6 @@ async fn announce_readiness(controller: Controller) {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
+
+#[cfg(test)]
+mod tests;

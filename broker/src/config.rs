@@ -48,8 +48,11 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// Where gRPC is served, `HOST:PORT`; port 0 takes a free one.
     pub listen: String,
-    /// Address told to clients and brokers; empty: the listening address.
+    /// Address told to clients; empty: the listening address.
     pub advertise: String,
+    /// Address told to brokers; empty: what clients are told. Differs where a proxy or a load
+    /// balancer stands between clients and this broker.
+    pub advertise_peers: String,
     /// Where gossip is received (UDP), `HOST:PORT`; empty: the listening address.
     pub gossip: String,
     /// Where `/metrics`, `/healthz` and `/readyz` are served, `HOST:PORT`; empty: nowhere.
@@ -85,6 +88,7 @@ impl Default for Config {
             data_dir: PathBuf::from("./qute-data"),
             listen: "127.0.0.1:7700".into(),
             advertise: String::new(),
+            advertise_peers: String::new(),
             gossip: String::new(),
             http: "127.0.0.1:7780".into(),
             seeds: Vec::new(),
@@ -172,6 +176,7 @@ impl Config {
         for (key, address, empty_ok) in [
             ("listen", &self.listen, false),
             ("advertise", &self.advertise, true),
+            ("advertise_peers", &self.advertise_peers, true),
             ("gossip", &self.gossip, true),
             ("http", &self.http, true),
         ] {

@@ -34,9 +34,12 @@ struct Args {
     /// Where gRPC is served [default: 127.0.0.1:7700]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
-    /// Address told to clients and brokers [default: the listening address]
+    /// Address told to clients [default: the listening address]
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
+    /// Address told to brokers [default: the one told to clients]
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise_peers: Option<String>,
     /// Where gossip is received, UDP [default: the listening address]
     #[arg(long, value_name = "HOST:PORT")]
     gossip: Option<String>,
@@ -62,6 +65,7 @@ impl Args {
             ("data_dir", &self.data_dir),
             ("listen", &self.listen),
             ("advertise", &self.advertise),
+            ("advertise_peers", &self.advertise_peers),
             ("gossip", &self.gossip),
             ("http", &self.http),
             ("seeds", &self.seeds),

@@ -13,8 +13,10 @@ pub(crate) struct Sockets {
     pub(crate) grpc: TcpListener,
     pub(crate) gossip: UdpSocket,
     pub(crate) http: Option<TcpListener>,
-    /// What clients and brokers are told.
+    /// What clients are told.
     pub(crate) advertise: String,
+    /// What other brokers are told.
+    pub(crate) advertise_peers: String,
     /// What other brokers are told for gossip.
     pub(crate) advertise_gossip: String,
     pub(crate) http_address: Option<SocketAddr>,
@@ -30,6 +32,11 @@ impl Sockets {
             named(&config.listen, bound.port())
         } else {
             config.advertise.clone()
+        };
+        let advertise_peers = if config.advertise_peers.is_empty() {
+            advertise.clone()
+        } else {
+            config.advertise_peers.clone()
         };
         let gossip_wanted = if config.gossip.is_empty() {
             named(&config.listen, bound.port())
@@ -51,7 +58,7 @@ impl Sockets {
                 .map_or_else(String::new, |(host, _)| host.to_owned())
         };
         let advertise_gossip = if config.gossip.is_empty() {
-            format!("{}:{gossip_port}", host_of(&advertise))
+            format!("{}:{gossip_port}", host_of(&advertise_peers))
         } else {
             format!("{}:{gossip_port}", host_of(&config.gossip))
         };
@@ -69,6 +76,7 @@ impl Sockets {
             gossip,
             http,
             advertise,
+            advertise_peers,
             advertise_gossip,
             http_address,
         })

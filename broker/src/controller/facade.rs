@@ -401,19 +401,32 @@ impl Controller {
     /// broker goes. To be called after the listeners have stopped and before the replicas, the
     /// groups, the peers and the store are shut down, in this order.
     pub async fn shutdown(&self) {
+        // A copy that was refused must not say goodbye in the name of its original (S23); a fault
+        // is noticed soon enough without a word.
+        let says_goodbye = self.inner.fatal.borrow().is_none();
+        self.end(says_goodbye).await;
+    }
+
+    /// As [`shutdown`](Self::shutdown), without a word to the others.
+    pub async fn abort(&self) {
+        self.end(false).await;
+    }
+
+    async fn end(&self, says_goodbye: bool) {
         let inner = &self.inner;
         inner.stop.cancel();
         inner.tasks.close();
         let gossip = inner.gossip.lock().take();
-        // A copy that was refused must not say goodbye in the name of its original (S23); a fault
-        // is noticed soon enough without a word.
-        let says_goodbye = inner.fatal.borrow().is_none();
         let ended = async {
             match gossip {
                 Some(gossip) if says_goodbye => gossip.leave().await,
-                other => drop(other),
+                Some(gossip) => gossip.abort().await,
+                None => {}
             }
             inner.tasks.wait().await;
+            // One that was about to be started.
+            drop(inner.gossip.lock().take());
+            drop(inner.gossip_socket.lock().take());
         };
         if tokio::time::timeout(SHUTDOWN_DEADLINE, ended)
             .await

@@ -23,6 +23,7 @@ use qute_proto::ids::{BrokerId, ClusterId};
 use rand::rngs::StdRng;
 use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 pub use wire::Identity;
@@ -103,6 +104,7 @@ enum Request {
 pub struct Gossip {
     requests: mpsc::Sender<Request>,
     members: watch::Receiver<Arc<Members>>,
+    task: JoinHandle<()>,
 }
 
 impl Gossip {
@@ -122,8 +124,11 @@ impl Gossip {
             cluster: local.cluster,
             published,
         };
-        tokio::spawn(task.run(inbox));
-        Self { requests, members }
+        Self {
+            requests,
+            members,
+            task: tokio::spawn(task.run(inbox)),
+        }
     }
 
     /// Follows who is alive.
@@ -140,12 +145,21 @@ impl Gossip {
         }
     }
 
-    /// Tells the others that this broker goes, and stops.
+    /// Tells the others that this broker goes, and stops. The socket is closed on return.
     pub async fn leave(self) {
         let (done, told) = oneshot::channel();
         if self.requests.send(Request::Leave(done)).await.is_ok() {
             let _ = told.await;
         }
+        // A panic was printed when it happened.
+        let _ = self.task.await;
+    }
+
+    /// Stops without a word to the others. The socket is closed on return.
+    pub async fn abort(self) {
+        self.task.abort();
+        // It was told to end.
+        let _ = self.task.await;
     }
 }
 

@@ -6,8 +6,8 @@
 //!   and every replica that should be open is; otherwise 503 with the reasons, one a line.
 //! - `/metrics` is the Prometheus text format, see `docs/METRICS.md`.
 //!
-//! One task accepts, one task a connection answers; a connection that is silent for
-//! [`IDLE_TIMEOUT`] is closed.
+//! One task accepts, one task a connection answers and ends with the first; a connection that is
+//! silent for [`IDLE_TIMEOUT`] is closed.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,7 +22,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
-use tokio_util::task::TaskTracker;
+use tokio::task::JoinSet;
 
 /// A request's header must arrive within this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -62,7 +62,7 @@ pub async fn serve(
     metrics: Option<PrometheusHandle>,
     stop: impl Future<Output = ()>,
 ) {
-    let connections = TaskTracker::new();
+    let mut connections = JoinSet::new();
     let mut upkeep = tokio::time::interval(UPKEEP_INTERVAL);
     tokio::pin!(stop);
     loop {
@@ -73,6 +73,8 @@ pub async fn serve(
                     handle.run_upkeep();
                 }
             }
+            // A panic was printed when it happened.
+            Some(_) = connections.join_next() => {}
             accepted = listener.accept() => {
                 let Ok((socket, _)) = accepted else {
                     // Out of file descriptors, most likely: give others time to close.

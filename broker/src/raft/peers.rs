@@ -218,9 +218,14 @@ impl Peers {
         }
     }
 
+    /// Ends all lanes and streams and waits for nothing: from now on nobody hears from this broker.
+    pub fn cut(&self) {
+        self.context.shutdown.cancel();
+    }
+
     /// Ends all streams, outgoing and incoming.
     pub async fn shutdown(&self) {
-        self.context.shutdown.cancel();
+        self.cut();
         self.tasks.close();
         self.tasks.wait().await;
     }
