@@ -116,6 +116,9 @@ pub struct ClientConfig {
     pub backoff_min: Duration,
     /// Longest back-off between attempts. Default 500 ms.
     pub backoff_max: Duration,
+    /// Where this program runs, as brokers name their racks: what
+    /// `ConsumerBuilder::nearest_replica` goes by. Default none.
+    pub rack: Option<String>,
     pub(crate) hooks: Hooks,
 }
 
@@ -134,6 +137,7 @@ impl ClientConfig {
             keep_alive_timeout: Duration::from_secs(2),
             backoff_min: Duration::from_millis(20),
             backoff_max: Duration::from_millis(500),
+            rack: None,
             hooks: Hooks::default(),
         })
     }
@@ -164,6 +168,13 @@ impl ClientConfig {
     #[must_use]
     pub fn client_name(mut self, name: impl Into<String>) -> Self {
         self.client_name = name.into();
+        self
+    }
+
+    /// Sets the rack that this program runs in.
+    #[must_use]
+    pub fn rack(mut self, rack: impl Into<String>) -> Self {
+        self.rack = Some(rack.into());
         self
     }
 

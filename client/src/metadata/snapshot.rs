@@ -39,6 +39,8 @@ pub(crate) struct Topic {
     pub(crate) id: TopicId,
     /// By number; the count never depends on health.
     pub(crate) leaders: Vec<Option<Leader>>,
+    /// By number: the brokers with a voting replica.
+    pub(crate) voters: Vec<Vec<BrokerId>>,
 }
 
 impl Topic {
@@ -49,6 +51,14 @@ impl Topic {
     pub(crate) fn leader(&self, partition: u32) -> Option<Leader> {
         let at = usize::try_from(partition).ok()?;
         self.leaders.get(at).copied().flatten()
+    }
+
+    /// The brokers with a voting replica of the partition.
+    pub(crate) fn voters(&self, partition: u32) -> &[BrokerId] {
+        usize::try_from(partition)
+            .ok()
+            .and_then(|at| self.voters.get(at))
+            .map_or(&[], Vec::as_slice)
     }
 }
 
@@ -209,6 +219,7 @@ fn read_topic(info: &v1::TopicInfo) -> Result<Topic> {
     };
     let id = TopicId::from_wire(&info.topic_id).ok_or_else(|| bad("lacks a topic id"))?;
     let mut leaders = vec![None; info.partitions.len()];
+    let mut voters = vec![Vec::new(); info.partitions.len()];
     let mut seen = vec![false; info.partitions.len()];
     for partition in &info.partitions {
         let at = usize::try_from(partition.partition).unwrap_or(usize::MAX);
@@ -217,6 +228,9 @@ fn read_topic(info: &v1::TopicInfo) -> Result<Topic> {
         };
         if std::mem::replace(seen, true) {
             return Err(bad("names a partition twice"));
+        }
+        if let Some(voters) = voters.get_mut(at) {
+            *voters = read_voters(partition);
         }
         if partition.leader != 0 {
             *leader = Some(Leader {
@@ -229,7 +243,16 @@ fn read_topic(info: &v1::TopicInfo) -> Result<Topic> {
         name: info.name.as_str().into(),
         id,
         leaders,
+        voters,
     })
+}
+
+fn read_voters(partition: &v1::PartitionInfo) -> Vec<BrokerId> {
+    let voters = partition
+        .replicas
+        .iter()
+        .filter(|replica| replica.role() == v1::ReplicaRole::Voter);
+    voters.map(|replica| BrokerId(replica.broker_id)).collect()
 }
 
 #[cfg(test)]

@@ -355,6 +355,7 @@ mod tests {
             name: "t".into(),
             id: TopicId(uuid::Uuid::from_u128(id)),
             leaders: vec![None],
+            voters: Vec::new(),
         })
     }
 
