@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::metadata::MetadataCache;
 use crate::net::Connections;
 use crate::producer::{Producer, ProducerConfig};
+use crate::stats::{ClientStats, Stats};
 
 /// A client of one cluster. Cheap to clone; producers and consumers made from it keep it alive.
 #[derive(Clone)]
@@ -24,6 +25,7 @@ pub(crate) struct Shared {
     pub(crate) config: Arc<ClientConfig>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) metadata: Arc<MetadataCache>,
+    pub(crate) stats: Arc<Stats>,
     /// Stops the metadata watch when the last handle goes.
     _stop: DropGuard,
 }
@@ -58,7 +60,8 @@ impl Client {
     /// [`crate::ErrorKind::Config`].
     pub fn lazy(config: ClientConfig) -> Result<Self> {
         let config = Arc::new(config.capped());
-        let connections = Arc::new(Connections::new(Arc::clone(&config)));
+        let stats = Arc::new(Stats::default());
+        let connections = Arc::new(Connections::new(Arc::clone(&config), Arc::clone(&stats)));
         let metadata = Arc::new(MetadataCache::new(
             Arc::clone(&config),
             Arc::clone(&connections),
@@ -70,6 +73,7 @@ impl Client {
                 config,
                 connections,
                 metadata,
+                stats,
                 _stop: stop.drop_guard(),
             }),
         })
@@ -79,6 +83,12 @@ impl Client {
     #[must_use]
     pub fn config(&self) -> &ClientConfig {
         &self.shared.config
+    }
+
+    /// What the client has done so far: its producers, consumers, view and connections together.
+    #[must_use]
+    pub fn stats(&self) -> ClientStats {
+        self.shared.stats.snapshot()
     }
 
     /// A producer with settings and an identity of its own.

@@ -36,6 +36,8 @@
 //! | `record` | [`Record`], [`RecordMetadata`], [`ConsumedRecord`] |
 //! | `net` | connections: one per broker and lane, tuned, with deadlines |
 //! | `metadata` | the view of the cluster: immutable snapshots that never go back (S28) |
+//! | `stats` | [`ClientStats`]: what a client has done, in numbers |
+//! | [`trace`] | names of the `tracing` spans and events |
 //! | `admin` | topics, brokers, offsets |
 //! | `producer` | [`Producer`]: batches, sequences, retries |
 //! | `consumer` | [`Consumer`]: subscriptions, credit, following leaders |
@@ -52,6 +54,8 @@ mod metadata;
 mod net;
 mod producer;
 mod record;
+mod stats;
+pub mod trace;
 
 pub use admin::{
     BrokerDescription, BrokerState, ClusterInfo, ListedOffset, OffsetSpec, PartitionDescription,
@@ -67,3 +71,4 @@ pub use qute_proto::batch::{Codec as Compression, RecordHeader};
 pub use qute_proto::ids::{BrokerId, ClusterId, TopicId};
 pub use qute_proto::partition::partition_of;
 pub use record::{ConsumedRecord, Record, RecordMetadata};
+pub use stats::{ClientStats, LatencyStats};

@@ -20,6 +20,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::config::ClientConfig;
 use crate::error::{EndpointFailure, Error, ErrorKind, Result, cause_of};
+use crate::stats::Stats;
 
 const MAX_FRAME_BYTES: u32 = 256 * 1024;
 const STREAM_WINDOW_BYTES: u32 = 8 * 1024 * 1024;
@@ -43,15 +44,17 @@ pub(crate) enum Lane {
 /// All connections of a client.
 pub(crate) struct Connections {
     config: Arc<ClientConfig>,
+    pub(crate) stats: Arc<Stats>,
     /// Channels are cheap handles that reconnect by themselves; the lock is never held across
     /// an await.
     channels: Mutex<HashMap<(Address, Lane), Channel>>,
 }
 
 impl Connections {
-    pub(crate) fn new(config: Arc<ClientConfig>) -> Self {
+    pub(crate) fn new(config: Arc<ClientConfig>, stats: Arc<Stats>) -> Self {
         Self {
             config,
+            stats,
             channels: Mutex::default(),
         }
     }
@@ -68,7 +71,10 @@ impl Connections {
 
     /// Forgets a connection that may be half dead, so that the next use dials anew.
     pub(crate) fn discard(&self, address: &Address, lane: Lane) {
-        self.channels.lock().remove(&(Arc::clone(address), lane));
+        let held = self.channels.lock().remove(&(Arc::clone(address), lane));
+        if held.is_some() {
+            self.stats.connections_discarded.increment();
+        }
     }
 
     fn channel(&self, address: &Address, lane: Lane) -> Result<Channel> {

@@ -16,6 +16,8 @@ use tracing::debug;
 
 use super::credit::{Credit, Pool};
 use crate::net::{Address, Connections, Lane};
+use crate::stats::Stats;
+use crate::trace;
 
 /// How long a broker may take to accept the stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -103,7 +105,7 @@ impl Link {
                 shared.pool.close(id);
             }
             if let Some(cause) = cause {
-                debug!(address = %task_address, cause, "fetch stream ended");
+                debug!(target: trace::FETCH, address = %task_address, cause, "fetch stream ended");
                 connections.discard(&task_address, Lane::Fetch);
                 // The reader may be gone.
                 let _ = events.send(Event::Broken { link: id, cause });
@@ -177,7 +179,7 @@ async fn run(
                 batches: batches
                     .batches
                     .into_iter()
-                    .map(|batch| arrived(&shared, batch))
+                    .map(|batch| arrived(&shared, &connections.stats, batch))
                     .collect(),
             },
             Some(Response::Error(error)) => Event::Ended {
@@ -195,11 +197,16 @@ async fn run(
     }
 }
 
-fn arrived(link: &Shared, fetched: v1::FetchedBatch) -> Arrived {
+fn arrived(link: &Shared, stats: &Stats, fetched: v1::FetchedBatch) -> Arrived {
+    let bytes = fetched.batch.len();
+    let batch = BatchView::parse(fetched.batch);
+    if let Ok(batch) = &batch {
+        stats.fetched(batch.header().record_count, bytes);
+    }
     Arrived {
         base_offset: fetched.base_offset,
         broker_time_ms: fetched.broker_time_ms,
-        credit: link.pool.hold(link.id, fetched.batch.len()),
-        batch: BatchView::parse(fetched.batch),
+        credit: link.pool.hold(link.id, bytes),
+        batch,
     }
 }

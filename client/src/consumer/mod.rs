@@ -35,6 +35,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::interceptor::{Hooks, Interceptor, Received};
 use crate::metadata::Topic;
 use crate::record::ConsumedRecord;
+use crate::stats::Stats;
 use cursor::Cursor;
 use reader::{Item, Plan, Reader, Taken};
 
@@ -184,6 +185,7 @@ impl ConsumerBuilder {
             stall_timeout,
         };
         let hooks = self.shared.config.hooks.around(&self.hooks);
+        let stats = Arc::clone(&self.shared.stats);
         let stop = CancellationToken::new();
         let reader = Reader::new(self.shared, plan, output, stopped);
         tokio::spawn(reader.run(stop.clone()));
@@ -195,6 +197,7 @@ impl ConsumerBuilder {
             held_error: None,
             positions,
             hooks,
+            stats,
             _stop: stop.drop_guard(),
         })
     }
@@ -282,6 +285,7 @@ pub struct Consumer {
     held_error: Option<Error>,
     positions: BTreeMap<u32, u64>,
     hooks: Hooks,
+    stats: Arc<Stats>,
     _stop: DropGuard,
 }
 
@@ -336,6 +340,8 @@ impl Consumer {
             }
             return Poll::Ready(Some(match taken.batch.records() {
                 Ok(records) => {
+                    let bytes = taken.batch.header().uncompressed_bytes;
+                    self.stats.bytes_decompressed.add(bytes.into());
                     self.current = Some(Current { taken, records });
                     Ok(())
                 }

@@ -20,7 +20,7 @@ use qute_proto::v1::{self, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, trace};
 
 use super::OutOfRange;
 use super::credit::{Credit, Pool};
@@ -30,6 +30,7 @@ use crate::client::Shared;
 use crate::error::{Error, ErrorKind, OffsetBounds};
 use crate::metadata::{Leader, Topic};
 use crate::net::{Backoff, until};
+use crate::trace;
 
 /// So often in a row a partition may send what can't be right before its reading stops.
 const BAD_BATCHES_MAX: u32 = 3;
@@ -398,6 +399,15 @@ impl Reader {
                 self.on_bad_batch(number, error);
             }
             Arrival::Take { from, until } => {
+                trace!(
+                    target: trace::FETCH,
+                    topic = %self.topic.name,
+                    partition = number,
+                    offset = from,
+                    records,
+                    bytes = batch.as_bytes().len(),
+                    "batch received"
+                );
                 partition.bad_batches = 0;
                 partition.backoff.reset();
                 let done = partition.cursor.is_done();
@@ -426,7 +436,7 @@ impl Reader {
             return;
         };
         partition.bad_batches += 1;
-        debug!(topic = %self.topic.name, partition = number, %error, "bad batch");
+        debug!(target: trace::FETCH, topic = %self.topic.name, partition = number, %error, "bad batch");
         if partition.bad_batches >= BAD_BATCHES_MAX {
             let offset = partition.cursor.next();
             self.finish(number, Some(error.with_offset(offset)));
@@ -438,7 +448,7 @@ impl Reader {
 
     fn on_ended(&mut self, number: u32, error: &v1::Error) {
         let told = Error::from(error);
-        debug!(topic = %self.topic.name, partition = number, error = %told, "subscription ended");
+        debug!(target: trace::FETCH, topic = %self.topic.name, partition = number, error = %told, "subscription ended");
         match error.code() {
             ErrorCode::NotLeader => {
                 self.shared

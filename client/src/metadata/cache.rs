@@ -13,12 +13,13 @@ use rand::seq::SliceRandom;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{Instrument, debug, debug_span, field};
 
 use super::snapshot::{Leader, Metadata, Topic};
 use crate::config::ClientConfig;
 use crate::error::{Error, ErrorKind, Result};
 use crate::net::{Address, Backoff, Connections, call_error, first_answer};
+use crate::trace;
 
 /// Limit of one refresh over all endpoints.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -97,6 +98,7 @@ impl MetadataCache {
         }
         let _replacing = self.replacing.lock();
         if let Some(next) = self.view.load().merged(response)? {
+            self.connections.stats.metadata_updates.increment();
             self.replace(next);
         }
         Ok(())
@@ -115,7 +117,9 @@ impl MetadataCache {
             .view
             .load()
             .with_hint(&topic.name, topic.id, partition, hint);
-        next.map(|next| self.replace(next)).is_some()
+        let obeyed = next.map(|next| self.replace(next)).is_some();
+        self.connections.stats.hinted(obeyed);
+        obeyed
     }
 
     fn replace(&self, next: Metadata) {
@@ -197,9 +201,23 @@ impl MetadataCache {
         let number = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let deadline = Instant::now() + REFRESH_TIMEOUT;
         let doubted = std::mem::take(&mut *self.doubted.lock());
+        let stats = &self.connections.stats;
+        stats.metadata_refreshes.increment();
+        let span = debug_span!(
+            target: trace::METADATA,
+            "refresh",
+            cluster_index = field::Empty,
+            error = field::Empty,
+        );
         let result = self
             .ask_any(self.endpoints_but(&doubted), 0, deadline)
+            .instrument(span.clone())
             .await;
+        span.record("cluster_index", self.view.load().cluster_index);
+        if let Err(error) = &result {
+            span.record("error", field::display(error));
+            stats.metadata_refresh_failures.increment();
+        }
         *refreshed = Refreshed {
             number,
             result: Some(result.clone()),
@@ -380,11 +398,14 @@ impl<'a> ControllerRoute<'a> {
         error: Error,
         hint: Option<&v1::LeaderHint>,
     ) {
-        debug!(%address, %error, "not answered by the leader of __cluster");
+        debug!(target: trace::METADATA, %address, %error, "not answered by the leader of __cluster");
         let leader = hint.and_then(super::snapshot::leader_of_hint);
         let newer =
             leader.filter(|leader| self.known.is_none_or(|known| known.epoch < leader.epoch));
         self.pause = newer.is_none();
+        if hint.is_some() {
+            self.cache.connections.stats.hinted(newer.is_some());
+        }
         if let (Some(leader), Some(hint)) = (newer, hint) {
             self.known = Some(leader);
             let view = self.cache.load();
@@ -441,7 +462,7 @@ async fn refresh_on_request(cache: &MetadataCache) {
     loop {
         cache.refresh_wanted.notified().await;
         if let Err(error) = cache.refresh().await {
-            debug!(%error, "metadata refresh failed");
+            debug!(target: trace::METADATA, %error, "metadata refresh failed");
         }
         tokio::time::sleep(cache.config.backoff_min).await;
     }
@@ -454,7 +475,9 @@ async fn watch(cache: &MetadataCache) {
             match watch_one(cache, &address).await {
                 Ok(views) if views > 0 => backoff.reset(),
                 Ok(_) => {}
-                Err(error) => debug!(%address, %error, "metadata watch ended"),
+                Err(error) => {
+                    debug!(target: trace::METADATA, %address, %error, "metadata watch ended")
+                }
             }
             tokio::time::sleep(backoff.step()).await;
         }

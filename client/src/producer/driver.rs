@@ -33,6 +33,7 @@ use crate::client::Shared;
 use crate::error::{Error, ErrorKind, Outcome};
 use crate::metadata::{Leader, Topic};
 use crate::net::{Backoff, until};
+use crate::trace;
 
 /// How long the answers still due are awaited after a refusal.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -265,9 +266,10 @@ impl Driver {
             let error = Error::new(ErrorKind::CorruptBatch, "the batch can't be sealed again");
             return self.give_up(1, &error);
         };
+        let bytes = request.batch.len();
         let sent = permit.is_some_and(|permit| link.send(permit, key, &self.sender, request));
         if sent {
-            batch.fate.sent = true;
+            batch.fate.sent(bytes);
             self.flight.mark_sent();
         } else {
             // The stream had ended before: nothing of this attempt left.
@@ -330,7 +332,15 @@ impl Driver {
     }
 
     fn on_refused(&mut self, key: Key, error: &v1::Error) {
-        debug!(place = ?self.queue.place, ?key, code = ?error.code(), message = error.message, "batch refused");
+        debug!(
+            target: trace::PRODUCE,
+            topic = %self.queue.place.topic,
+            partition = self.queue.place.partition,
+            ?key,
+            code = error.code().as_str_name(),
+            cause = error.message,
+            "batch refused"
+        );
         let refusal = match error.code() {
             ErrorCode::RecordTooLarge
             | ErrorCode::BatchTooLarge
@@ -344,6 +354,7 @@ impl Driver {
             ErrorCode::UnknownProducer | ErrorCode::ProducerFenced => Refusal::UnknownProducer,
             _ => Refusal::Retriable,
         };
+        self.shared.stats.batches_refused.increment();
         let told = Error::from(error);
         self.last_failure = Some(told.message().to_owned());
         if !self.flight.refuse(key, refusal) {

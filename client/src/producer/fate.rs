@@ -10,11 +10,15 @@ use futures::FutureExt;
 use futures::future::Shared;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::time::Instant;
+use tracing::{Span, debug, debug_span, field};
 
 use super::CloseReport;
 use crate::error::{Error, Outcome, Result};
 use crate::interceptor::Hooks;
 use crate::record::RecordMetadata;
+use crate::stats::Stats;
+use crate::trace;
 
 /// Resolves to the offset of the batch's first record.
 pub(super) type BatchFuture = Shared<oneshot::Receiver<Result<u64>>>;
@@ -27,12 +31,14 @@ pub(super) struct Tally {
     unknown: AtomicU64,
     first_error: Mutex<Option<Error>>,
     hooks: Hooks,
+    stats: Arc<Stats>,
 }
 
 impl Tally {
-    pub(super) fn new(hooks: Hooks) -> Self {
+    pub(super) fn new(hooks: Hooks, stats: Arc<Stats>) -> Self {
         Self {
             hooks,
+            stats,
             ..Self::default()
         }
     }
@@ -90,12 +96,16 @@ pub(super) struct Fate {
     permits: Vec<OwnedSemaphorePermit>,
     /// Timestamp of each record; kept only for hooks.
     timestamps_ms: Vec<i64>,
-    /// The batch went into a stream: dropped from here on, its fate is unknown.
-    pub(super) sent: bool,
+    opened_at: Instant,
+    /// How often the batch went into a stream: dropped after the first time, its fate is unknown.
+    attempt: u32,
+    /// From the first time on.
+    span: Span,
 }
 
 impl Fate {
     pub(super) fn new(place: Place, tally: Arc<Tally>) -> Self {
+        tally.stats.buffer_changed();
         let (sender, receiver) = oneshot::channel();
         Self {
             sender: Some(sender),
@@ -105,7 +115,9 @@ impl Fate {
             tally,
             permits: Vec::new(),
             timestamps_ms: Vec::new(),
-            sent: false,
+            opened_at: Instant::now(),
+            attempt: 0,
+            span: Span::none(),
         }
     }
 
@@ -135,6 +147,46 @@ impl Fate {
         }
     }
 
+    /// The batch went into a stream, `bytes` long.
+    pub(super) fn sent(&mut self, bytes: usize) {
+        let Place { topic, partition } = &self.place;
+        self.attempt += 1;
+        let (records, attempt) = (self.records, self.attempt);
+        if attempt == 1 {
+            self.span = debug_span!(
+                target: trace::PRODUCE,
+                "batch",
+                %topic,
+                partition,
+                records,
+                bytes,
+                attempt = field::Empty,
+                offset = field::Empty,
+                outcome = field::Empty,
+            );
+        }
+        debug!(target: trace::PRODUCE, parent: &self.span, attempt, "batch sent");
+        self.tally.stats.sent(records, bytes, attempt > 1);
+    }
+
+    /// Ends the span.
+    fn trace(&mut self, result: &Result<u64>) {
+        let span = std::mem::replace(&mut self.span, Span::none());
+        if span.is_disabled() {
+            return;
+        }
+        span.record("attempt", self.attempt);
+        if let Ok(base_offset) = result {
+            span.record("offset", base_offset);
+        }
+        let outcome = match result.as_ref().map_err(Error::outcome) {
+            Ok(_) | Err(Some(Outcome::Ok)) => "ok",
+            Err(Some(Outcome::NotWritten)) => "not_written",
+            Err(Some(Outcome::Unknown) | None) => "unknown",
+        };
+        span.record("outcome", outcome);
+    }
+
     pub(super) fn written(mut self, base_offset: u64) {
         self.resolve(Ok(base_offset));
     }
@@ -152,9 +204,13 @@ impl Fate {
 
     fn resolve(&mut self, result: Result<u64>) {
         if let Some(sender) = self.sender.take() {
+            self.trace(&result);
             self.tally.count(self.records, &result);
+            let stats = &self.tally.stats;
+            stats.resolved(self.records, &result, self.opened_at.elapsed());
             // The buffer's room first: who awaits the ticket may enqueue at once.
             self.permits.clear();
+            stats.buffer_changed();
             self.tell_hooks(&result);
             // Nobody may be listening any more.
             let _ = sender.send(result);
@@ -178,7 +234,7 @@ impl Fate {
 impl Drop for Fate {
     fn drop(&mut self) {
         if self.sender.is_some() {
-            let outcome = if self.sent {
+            let outcome = if self.attempt > 0 {
                 Outcome::Unknown
             } else {
                 Outcome::NotWritten

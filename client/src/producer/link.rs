@@ -18,6 +18,7 @@ use tracing::debug;
 use super::flight::Key;
 use crate::client::Shared;
 use crate::net::{Address, Connections, Lane, never_sent};
+use crate::trace;
 
 /// Requests between the partitions and the connection.
 const QUEUED_REQUESTS: usize = 32;
@@ -87,7 +88,7 @@ impl Link {
                 Some(ended) => ended,
                 None => (false, "the producer was closed".to_owned()),
             };
-            debug!(%address, cause, "produce stream ended");
+            debug!(target: trace::PRODUCE, %address, cause, "produce stream ended");
             connections.discard(&address, Lane::Produce);
             let cause: Arc<str> = cause.into();
             let waiting = {
@@ -175,7 +176,7 @@ async fn run(
         };
         let waiting = pending.lock().waiting.remove(&response.correlation_id);
         let Some(Waiting { key, events }) = waiting else {
-            debug!(%address, id = response.correlation_id, "answer to nothing asked");
+            debug!(target: trace::PRODUCE, %address, id = response.correlation_id, "answer to nothing asked");
             continue;
         };
         let event = match response.result {

@@ -115,15 +115,19 @@ impl Producer {
         let stop = CancellationToken::new();
         // 0 stands for "no producer".
         let producer_id = ProducerId(rand::random::<u64>().max(1));
+        let buffer = Arc::new(Semaphore::new(config.buffer_bytes));
+        shared
+            .stats
+            .watch_buffer(Arc::downgrade(&buffer), config.buffer_bytes);
         Ok(Self {
             inner: Arc::new(Inner {
                 links: Arc::new(Links::new(&shared, stop.clone())),
-                shared,
                 producer_id,
                 topics: RwLock::default(),
-                buffer: Arc::new(Semaphore::new(config.buffer_bytes)),
-                tally: Arc::new(Tally::new(config.hooks.clone())),
+                buffer,
+                tally: Arc::new(Tally::new(config.hooks.clone(), Arc::clone(&shared.stats))),
                 config,
+                shared,
                 drivers: TaskTracker::new(),
                 closed: AtomicBool::new(false),
                 stop,
