@@ -27,7 +27,8 @@ pub mod flights;
 pub mod http;
 #[cfg(test)]
 mod layers;
-pub mod ports;
 pub mod process;
 pub mod procfs;
 pub mod wait;
+
+pub use qute_test::ports;

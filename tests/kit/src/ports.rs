@@ -6,9 +6,9 @@
 //! machine pass it by.
 
 use std::fs::{File, TryLockError};
+use std::io;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
-use anyhow::{Context, Result, bail};
 
 const FIRST: u16 = 17_000;
 const LAST: u16 = 31_000;
@@ -26,21 +26,18 @@ impl Port {
     ///
     /// # Errors
     /// When there is none, or the lock files can't be made.
-    pub fn take() -> Result<Self> {
+    pub fn take() -> io::Result<Self> {
         let dir = std::env::temp_dir().join("qute-test-ports");
-        std::fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+        std::fs::create_dir_all(&dir)?;
         let span = LAST - FIRST;
         let start = rand::random_range(0..span);
         for step in 0..span {
             let number = FIRST + (start + step) % span;
-            let path = dir.join(number.to_string());
-            let lock = File::create(&path).with_context(|| format!("open {}", path.display()))?;
+            let lock = File::create(dir.join(number.to_string()))?;
             match lock.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => continue,
-                Err(TryLockError::Error(error)) => {
-                    return Err(error).with_context(|| format!("lock {}", path.display()));
-                }
+                Err(TryLockError::Error(error)) => return Err(error),
             }
             let free = TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok()
                 && UdpSocket::bind((Ipv4Addr::LOCALHOST, number)).is_ok();
@@ -51,7 +48,8 @@ impl Port {
                 });
             }
         }
-        bail!("no free port between {FIRST} and {LAST}")
+        let none = format!("no free port between {FIRST} and {LAST}");
+        Err(io::Error::new(io::ErrorKind::AddrInUse, none))
     }
 
     /// Its number.
