@@ -144,9 +144,7 @@ impl Fault {
     fn concerns(&self, call: Call, place: Option<&Place>) -> bool {
         let topic = |id: TopicId| place.and_then(|place| place.topic) == Some(id);
         let partition = |number| place.is_some_and(|place| place.partition == number);
-        self.call == call
-            && self.topic.is_none_or(topic)
-            && self.partition.is_none_or(partition)
+        self.call == call && self.topic.is_none_or(topic) && self.partition.is_none_or(partition)
     }
 }
 

@@ -9,7 +9,6 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
-
 const FIRST: u16 = 17_000;
 const LAST: u16 = 31_000;
 

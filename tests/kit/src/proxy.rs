@@ -153,7 +153,9 @@ impl Proxy {
     /// accepted, no byte is answered, none is reset. When it is over, new connections work; those
     /// that were caught stay silent for ever, as their bytes are lost.
     pub fn black_hole(&self, on: bool) {
-        self.core.gate.set(if on { Flow::Lost } else { Flow::Flowing });
+        self.core
+            .gate
+            .set(if on { Flow::Lost } else { Flow::Flowing });
     }
 
     /// Stops and resumes the flow of bytes: nothing is lost, it only waits.

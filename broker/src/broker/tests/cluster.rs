@@ -17,7 +17,7 @@ use crate::config::Config;
 pub(super) const LONG: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 
-/// Below the ports that the kernel gives to outgoing connections, above those of `tests/src/ports.rs`.
+/// Below the ports that the kernel gives to outgoing connections, above those of `tests/kit/src/ports.rs`.
 const PORTS: std::ops::Range<u16> = 31_000..32_700;
 
 /// A port that is free for TCP and UDP and that no other test of this process was given.
