@@ -116,6 +116,9 @@ pub struct ClientConfig {
     pub backoff_min: Duration,
     /// Longest back-off between attempts. Default 500 ms.
     pub backoff_max: Duration,
+    /// Metadata that nobody has confirmed for this long is asked for again, with jitter, even if
+    /// nothing failed and nothing was pushed. Default 5 min.
+    pub metadata_max_age: Duration,
     /// Where this program runs, as brokers name their racks: what
     /// `ConsumerBuilder::nearest_replica` goes by. Default none.
     pub rack: Option<String>,
@@ -137,6 +140,7 @@ impl ClientConfig {
             keep_alive_timeout: Duration::from_secs(2),
             backoff_min: Duration::from_millis(20),
             backoff_max: Duration::from_millis(500),
+            metadata_max_age: Duration::from_secs(5 * 60),
             rack: None,
             hooks: Hooks::default(),
         })
@@ -151,6 +155,7 @@ impl ClientConfig {
             &mut self.keep_alive_timeout,
             &mut self.backoff_min,
             &mut self.backoff_max,
+            &mut self.metadata_max_age,
         ] {
             *limit = capped(*limit);
         }
@@ -175,6 +180,29 @@ impl ClientConfig {
     #[must_use]
     pub fn rack(mut self, rack: impl Into<String>) -> Self {
         self.rack = Some(rack.into());
+        self
+    }
+
+    /// Sets the age at which metadata is asked for again.
+    #[must_use]
+    pub fn metadata_max_age(mut self, age: Duration) -> Self {
+        self.metadata_max_age = age;
+        self
+    }
+
+    /// Sets the shortest and the longest back-off between attempts.
+    #[must_use]
+    pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
+        self.backoff_min = min;
+        self.backoff_max = max;
+        self
+    }
+
+    /// Sets how long a connection may be without a sign of life, and how long a probe may take.
+    #[must_use]
+    pub fn keep_alive(mut self, interval: Duration, timeout: Duration) -> Self {
+        self.keep_alive_interval = interval;
+        self.keep_alive_timeout = timeout;
         self
     }
 

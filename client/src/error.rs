@@ -15,66 +15,79 @@ use crate::record::ConsumedRecord;
 /// The result of the client's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What happened.
+/// What happened, and what to do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A setting or the bootstrap list makes no sense.
+    /// A setting or the bootstrap list makes no sense: correct it.
     Config,
-    /// No broker could be reached; [`Error::endpoints`] says why for each.
+    /// No broker could be reached; [`Error::endpoints`] says why for each. Check addresses and
+    /// network; the same call later may work.
     Unreachable,
-    /// The deadline passed.
+    /// The deadline passed. Try again, with a longer one if the cluster is slow or recovering.
     Timeout,
-    /// The topic does not exist; the leader of `__cluster` says so.
+    /// The topic does not exist; the leader of `__cluster` says so. Create it, or correct the name.
     UnknownTopic,
-    /// The topic has no such partition.
+    /// The topic has no such partition. Partitions are numbered from 0.
     UnknownPartition,
-    /// A topic of that name exists.
+    /// A topic of that name exists: use it, or delete it first.
     TopicExists,
-    /// The name breaks the rules of topic names.
+    /// The name breaks the rules of topic names (see [`crate::TopicSpec::name`]): choose another.
     InvalidTopicName,
-    /// An argument is out of its range.
+    /// An argument is out of its range: correct it.
     InvalidArgument,
-    /// The record is larger than allowed.
+    /// The record is larger than the client, the broker or the topic allows: split it, or raise
+    /// the topic's `record_bytes_max`.
     RecordTooLarge,
-    /// The batch is larger than the broker allows.
+    /// The batch is larger than the broker allows: make batches smaller.
     BatchTooLarge,
-    /// A batch failed its checksum or can't be decoded.
+    /// A batch failed its checksum or can't be decoded. Reading it again may help if it was
+    /// damaged on the way; otherwise the stored batch is damaged: skip it knowingly, or restore it.
     CorruptBatch,
-    /// The offset lies outside what the partition holds; see [`Error::bounds`].
+    /// The offset lies outside what the partition holds; see [`Error::bounds`]. Choose where to go
+    /// on: what lay between is gone (retention).
     OffsetOutOfRange,
-    /// No leader answered.
+    /// No leader answered. The client follows elections by itself; try again later.
     NoLeader,
-    /// The broker or the cluster is not ready to serve.
+    /// The broker or the cluster is not ready to serve (starting, forming). Try again later.
     NotReady,
-    /// The broker has no space left that it could promise.
+    /// The broker has no space left that it could promise. Try again later, and give it space or
+    /// shorten retention.
     StorageFull,
     /// The partition has forgotten this producer's sequence; writing went on under a new epoch.
+    /// [`Error::outcome`] says whether sending the record again can double it.
     ProducerReset,
-    /// The record is stored, but its offset is no longer known.
+    /// The record is stored, but its offset is no longer known. Nothing to do unless you need the
+    /// offset.
     OffsetUnknown,
-    /// The write was handed over and its fate is not known.
+    /// The request was handed over and its fate is not known. Look before you repeat it, unless
+    /// repeating is harmless.
     OutcomeUnknown,
-    /// The broker belongs to another cluster.
+    /// The broker belongs to another cluster than the one that this client began with: correct the
+    /// addresses, or make a new client if the cluster was replaced.
     WrongCluster,
-    /// The replica found damage in its log and does not serve.
+    /// The replica found damage in its log and does not serve. Another replica may; the broker's
+    /// log says more.
     ReplicaQuarantined,
-    /// There are fewer brokers alive than replicas asked for.
+    /// There are fewer brokers alive than replicas asked for: ask for fewer, or start brokers.
     NotEnoughBrokers,
-    /// The broker holds as much as it may.
+    /// The broker holds as much as it may. Slow down and try again.
     Overloaded,
-    /// A hook of the program refused the record ([`crate::Interceptor`]).
+    /// A hook of the program refused the record ([`crate::Interceptor`]); [`Error::message`] is
+    /// what it said.
     Intercepted,
-    /// A value could not be encoded or decoded by the program's codec.
+    /// A value could not be encoded or decoded by the program's codec: the data or the codec is
+    /// wrong; the record itself is intact.
     Serde,
     /// The topic was deleted and made again: what a handle knew of it (offsets, sequences) belongs
-    /// to the one that is gone.
+    /// to the one that is gone. Open the handle anew, from a position that makes sense there.
     TopicRecreated,
-    /// The handle was closed or dropped.
+    /// The handle was closed or dropped: make a new one.
     Closed,
-    /// The broker sent something that this client does not understand.
+    /// The broker sent something that this client does not understand: bring both to versions that
+    /// go together.
     Protocol,
-    /// A fault inside the broker; its log says more.
+    /// A fault inside the broker; its log says more. Worth a bug report.
     Internal,
 }
 
@@ -98,8 +111,8 @@ pub struct OffsetBounds {
     pub high_watermark: u64,
 }
 
-impl From<v1::OffsetBounds> for OffsetBounds {
-    fn from(bounds: v1::OffsetBounds) -> Self {
+impl OffsetBounds {
+    pub(crate) fn told(bounds: v1::OffsetBounds) -> Self {
         Self {
             log_start_offset: bounds.log_start_offset,
             high_watermark: bounds.high_watermark,
@@ -190,6 +203,14 @@ impl Error {
         self.edit(|inner| inner.endpoints = endpoints)
     }
 
+    /// Keeps a foreign error as what it says, cause by cause: its type is no part of this API.
+    pub(crate) fn with_cause(self, error: &dyn std::error::Error) -> Self {
+        let cause = Cause::of(error);
+        self.edit(|inner| inner.source = Some(Arc::new(cause)))
+    }
+
+    #[allow(dead_code, reason = "for hooks and codecs")]
+    /// Keeps an error of the program's own (of a hook, of a codec) as it is.
     pub(crate) fn with_source(
         self,
         source: impl std::error::Error + Send + Sync + 'static,
@@ -337,27 +358,71 @@ impl std::error::Error for Error {
     }
 }
 
-impl From<TopicNameError> for Error {
-    fn from(error: TopicNameError) -> Self {
-        Self::new(ErrorKind::InvalidTopicName, error.to_string()).with_source(error)
+/// What a foreign error said.
+#[derive(Debug)]
+struct Cause {
+    text: String,
+    source: Option<Box<Cause>>,
+}
+
+/// Longer chains of causes are cut.
+const CAUSES_MAX: usize = 16;
+
+impl Cause {
+    fn of(error: &dyn std::error::Error) -> Self {
+        let mut texts = vec![error.to_string()];
+        let mut next = error.source();
+        while let Some(error) = next
+            && texts.len() < CAUSES_MAX
+        {
+            texts.push(error.to_string());
+            next = error.source();
+        }
+        let last = Self {
+            text: texts.pop().unwrap_or_default(),
+            source: None,
+        };
+        texts.into_iter().rev().fold(last, |source, text| Self {
+            text,
+            source: Some(Box::new(source)),
+        })
     }
 }
 
-impl From<BatchError> for Error {
-    fn from(error: BatchError) -> Self {
-        let kind = match &error {
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Cause {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source
+            .as_deref()
+            .map(|source| source as &(dyn std::error::Error + 'static))
+    }
+}
+
+/// What other layers' errors mean. Functions instead of `From`: foreign types stay out of the
+/// public API.
+impl Error {
+    pub(crate) fn topic_name(error: &TopicNameError) -> Self {
+        Self::new(ErrorKind::InvalidTopicName, error.to_string()).with_cause(error)
+    }
+
+    pub(crate) fn batch(error: &BatchError) -> Self {
+        let kind = match error {
             BatchError::RecordTooLarge { .. } | BatchError::TooManyHeaders { .. } => {
                 ErrorKind::RecordTooLarge
             }
             BatchError::BatchTooLarge { .. } => ErrorKind::BatchTooLarge,
             _ => ErrorKind::CorruptBatch,
         };
-        Self::new(kind, error.to_string()).with_source(error)
+        Self::new(kind, error.to_string()).with_cause(error)
     }
-}
 
-impl From<tonic::Status> for Error {
-    fn from(status: tonic::Status) -> Self {
+    /// A call that failed as a whole.
+    pub(crate) fn status(status: &tonic::Status) -> Self {
         use tonic::Code;
         let kind = match status.code() {
             Code::DeadlineExceeded => ErrorKind::Timeout,
@@ -368,36 +433,11 @@ impl From<tonic::Status> for Error {
             // `Unknown` and `Cancelled` can mean a dead connection as well.
             _ => ErrorKind::Unreachable,
         };
-        Self::new(kind, cause_of(&status))
+        Self::new(kind, cause_of(status)).with_cause(status)
     }
-}
 
-/// What a status says, with the innermost cause (where "connection refused" stands).
-pub(crate) fn cause_of(status: &tonic::Status) -> String {
-    let mut text = status.message().to_owned();
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(status);
-    let mut innermost = None;
-    while let Some(error) = cause {
-        innermost = Some(error.to_string());
-        cause = error.source();
-    }
-    if let Some(innermost) = innermost
-        && !text.contains(&innermost)
-    {
-        if text.is_empty() || text == "transport error" || text == "tcp connect error" {
-            text = innermost;
-        } else {
-            text = format!("{text}: {innermost}");
-        }
-    }
-    if text.is_empty() {
-        text = status.code().description().to_owned();
-    }
-    text
-}
-
-impl From<&v1::Error> for Error {
-    fn from(error: &v1::Error) -> Self {
+    /// A broker's typed refusal.
+    pub(crate) fn told(error: &v1::Error) -> Self {
         let kind = match error.code() {
             ErrorCode::NotLeader => ErrorKind::NoLeader,
             ErrorCode::UnknownTopic => ErrorKind::UnknownTopic,
@@ -427,6 +467,30 @@ impl From<&v1::Error> for Error {
         } else {
             error.message.clone()
         };
-        Self::new(kind, message).with_bounds(error.bounds.map(Into::into))
+        Self::new(kind, message).with_bounds(error.bounds.map(OffsetBounds::told))
     }
+}
+
+/// What a status says, with the innermost cause (where "connection refused" stands).
+pub(crate) fn cause_of(status: &tonic::Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(status);
+    let mut innermost = None;
+    while let Some(error) = cause {
+        innermost = Some(error.to_string());
+        cause = error.source();
+    }
+    if let Some(innermost) = innermost
+        && !text.contains(&innermost)
+    {
+        if text.is_empty() || text == "transport error" || text == "tcp connect error" {
+            text = innermost;
+        } else {
+            text = format!("{text}: {innermost}");
+        }
+    }
+    if text.is_empty() {
+        text = status.code().description().to_owned();
+    }
+    text
 }

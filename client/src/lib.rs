@@ -34,7 +34,7 @@
 //! | `interceptor` | [`Interceptor`]: a program's hooks before send and after receive |
 //! | `error` | [`Error`]: kind, retriable or not, outcome of a write, place, cause per endpoint |
 //! | `record` | [`Record`], [`RecordMetadata`], [`ConsumedRecord`] |
-//! | `net` | connections: one per broker and lane, tuned, with deadlines |
+//! | `net` | connections, breakers, routes: everything with a deadline |
 //! | `metadata` | the view of the cluster: immutable snapshots that never go back (S28) |
 //! | `stats` | [`ClientStats`]: what a client has done, in numbers |
 //! | [`trace`] | names of the `tracing` spans and events |

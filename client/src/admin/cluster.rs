@@ -11,10 +11,10 @@ use qute_proto::ids::{BrokerId, ClusterId};
 use qute_proto::v1;
 use tokio::time::{Instant, timeout_at};
 
-use super::{BrokerDescription, ClusterInfo};
+use super::{BrokerDescription, BrokerState, ClusterInfo};
 use crate::client::{Client, Shared};
 use crate::error::{EndpointFailure, Error, ErrorKind, Result};
-use crate::net::{Address, call_error};
+use crate::net::{Address, Lane, cluster_client};
 
 /// One round takes this long at most.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(3);
@@ -28,11 +28,12 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Unreachable`] if nobody answered, with the cause for each endpoint.
     pub async fn cluster_info(&self) -> Result<ClusterInfo> {
-        let mut deadline = Instant::now() + ROUND_TIMEOUT.min(self.shared.config.call_timeout);
+        let round_ends = Instant::now() + ROUND_TIMEOUT.min(self.shared.config.call_timeout);
+        let mut deadline = round_ends;
         let mut endpoints: BTreeSet<_> = self.shared.metadata.endpoints().into_iter().collect();
         let mut asked: FuturesUnordered<_> = endpoints
             .iter()
-            .map(|address| ask(&self.shared, Arc::clone(address)))
+            .map(|address| ask(&self.shared, Arc::clone(address), round_ends))
             .collect();
         let mut answers: Vec<(BrokerId, ClusterInfo)> = Vec::new();
         let mut failures = Vec::new();
@@ -44,7 +45,7 @@ impl Client {
                     if let Some(controller) = answer.1.controller_address()
                         && endpoints.insert(Arc::clone(&controller))
                     {
-                        asked.push(ask(&self.shared, controller));
+                        asked.push(ask(&self.shared, controller, round_ends));
                         silent += 1;
                     }
                     answers.push(answer);
@@ -95,14 +96,20 @@ fn rank(info: &ClusterInfo) -> (bool, bool, u64) {
     (info.formed, info.controller.is_some(), info.cluster_index)
 }
 
-async fn ask(shared: &Shared, address: Address) -> (Address, Result<(BrokerId, ClusterInfo)>) {
+async fn ask(
+    shared: &Shared,
+    address: Address,
+    deadline: Instant,
+) -> (Address, Result<(BrokerId, ClusterInfo)>) {
     let answer = async {
-        let mut client = shared.connections.cluster(&address)?;
-        let response = client
-            .describe_cluster(v1::DescribeClusterRequest {})
-            .await
-            .map_err(|status| call_error(&address, &status))?;
-        let response = response.into_inner();
+        let describe = async |channel| {
+            let request = v1::DescribeClusterRequest {};
+            cluster_client(channel).describe_cluster(request).await
+        };
+        let response = shared
+            .connections
+            .call(&address, Lane::Control, deadline, describe)
+            .await?;
         Ok((BrokerId(response.broker_id), read(&address, response)))
     };
     let answer = answer.await;
@@ -127,7 +134,7 @@ fn read(address: &Address, response: v1::DescribeClusterResponse) -> ClusterInfo
             name: broker.name.clone(),
             address: broker.address.clone(),
             rack: broker.rack.clone(),
-            state: broker.state().into(),
+            state: BrokerState::told(broker.state()),
         })
         .collect();
     brokers.sort_by_key(|broker| broker.id);

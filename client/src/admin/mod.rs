@@ -155,8 +155,8 @@ impl fmt::Display for BrokerState {
     }
 }
 
-impl From<v1::BrokerState> for BrokerState {
-    fn from(state: v1::BrokerState) -> Self {
+impl BrokerState {
+    pub(crate) fn told(state: v1::BrokerState) -> Self {
         match state {
             v1::BrokerState::Alive => Self::Alive,
             v1::BrokerState::Suspect => Self::Suspect,

@@ -12,7 +12,7 @@ use super::{ListedOffset, OffsetSpec};
 use crate::client::{Client, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metadata::Topic;
-use crate::net::{Backoff, Lane, call_error};
+use crate::net::{Backoff, Lane, log_client};
 
 /// Limit of one leader's answer before the partition is asked for again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -200,15 +200,11 @@ async fn call(
     let address = view
         .address(broker)
         .ok_or_else(|| Error::new(ErrorKind::NoLeader, "the leader's address is not known"))?;
-    let mut client = shared.connections.log(address, Lane::Control)?;
-    match timeout_at(deadline, client.list_offsets(request)).await {
-        Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(call_error(address, &status)),
-        Err(_) => Err(Error::new(
-            ErrorKind::Timeout,
-            format!("{address} did not answer in time"),
-        )),
-    }
+    let list = async |channel| log_client(channel).list_offsets(request).await;
+    let asked = shared
+        .connections
+        .call(address, Lane::Control, deadline, list);
+    Ok(asked.await?)
 }
 
 fn read_answer(
@@ -236,7 +232,7 @@ fn read_answer(
     {
         return Err(Refusal::Moved);
     }
-    let told = Error::from(error).at(&topic.name, partition);
+    let told = Error::told(error).at(&topic.name, partition);
     Err(match error.code() {
         ErrorCode::UnknownTopic if error.authoritative => Refusal::Final(told),
         ErrorCode::InvalidArgument | ErrorCode::WrongCluster => Refusal::Final(told),

@@ -18,7 +18,7 @@ use super::{
 use crate::client::{Client, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metadata::ControllerRoute;
-use crate::net::{Address, Backoff, call_error, first_answer, never_sent};
+use crate::net::{Address, Backoff, CallError, Lane, STAGGER, cluster_client, race};
 
 /// How long `describe` waits for offsets of partitions whose leader does not answer.
 const OFFSETS_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,7 +36,7 @@ impl Client {
     /// [`ErrorKind::InvalidTopicName`], [`ErrorKind::TopicExists`],
     /// [`ErrorKind::InvalidArgument`], [`ErrorKind::NotEnoughBrokers`], [`ErrorKind::Timeout`].
     pub async fn create_topic(&self, spec: TopicSpec) -> Result<TopicDescription> {
-        check_name(&spec.name)?;
+        check_name(&spec.name).map_err(|error| Error::topic_name(&error))?;
         let deadline = Instant::now() + self.shared.config.call_timeout;
         let request = v1::CreateTopicRequest {
             name: spec.name.clone(),
@@ -150,7 +150,7 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::UnknownTopic`], [`ErrorKind::Timeout`].
     pub async fn delete_topic(&self, name: &str) -> Result<()> {
-        check_name(name)?;
+        check_name(name).map_err(|error| Error::topic_name(&error))?;
         let deadline = Instant::now() + self.shared.config.call_timeout;
         let request = v1::DeleteTopicRequest {
             name: name.to_owned(),
@@ -180,9 +180,9 @@ impl Client {
         };
         let ask = |address: Address| {
             let request = request.clone();
-            async move { metadata_of(&self.shared, &address, request).await }
+            async move { metadata_of(&self.shared, &address, request, deadline).await }
         };
-        first_answer(metadata.endpoints(), deadline, ask).await
+        race(metadata.endpoints(), STAGGER, deadline, ask).await
     }
 
     async fn has_shape(&self, spec: &TopicSpec, deadline: Instant) -> Result<bool> {
@@ -244,9 +244,9 @@ impl Client {
                 authoritative: false,
             };
             let limit = deadline.min(Instant::now() + SILENT_BROKER);
-            let answer = timeout_at(limit, metadata_of(&self.shared, address, request)).await;
+            let answer = metadata_of(&self.shared, address, request, limit).await;
             match answer {
-                Ok(Ok(response)) => {
+                Ok(response) => {
                     silent_since = Instant::now();
                     let topics = read_topics(&response)?;
                     let topic = topics.into_iter().find(|topic| topic.name == name);
@@ -258,19 +258,17 @@ impl Client {
                     }
                 }
                 // A broker that is down does not hold up the others.
-                Ok(Err(error))
+                Err(error)
                     if error.kind() == ErrorKind::Unreachable
                         || silent_since.elapsed() >= SILENT_BROKER =>
                 {
-                    return Err(error);
-                }
-                Err(_) if silent_since.elapsed() >= SILENT_BROKER => {
+                    let cause = error.message().to_owned();
                     return Err(Error::new(
                         ErrorKind::Unreachable,
-                        format!("{address} does not answer"),
+                        format!("{address} does not answer: {cause}"),
                     ));
                 }
-                Ok(Err(_)) | Err(_) => {}
+                Err(_) => {}
             }
             let until = Instant::now() + backoff.step();
             if until >= deadline {
@@ -311,17 +309,16 @@ async fn at_controller<R>(
     let mut route = ControllerRoute::new(&shared.metadata);
     loop {
         let address = route.next();
-        let client = match shared.connections.cluster(&address) {
-            Ok(client) => client,
-            Err(error) => return refuse(error, doubtful),
-        };
-        match timeout_at(deadline, call(client)).await {
-            Ok(Ok(response)) => {
-                let reply = response.into_inner();
+        let ask = async |channel| call(cluster_client(channel)).await;
+        let asked = shared
+            .connections
+            .call(&address, Lane::Control, deadline, ask);
+        match asked.await {
+            Ok(reply) => {
                 let Some(error) = error_of(&reply) else {
                     return Ok(reply);
                 };
-                let told = Error::from(error);
+                let told = Error::told(error);
                 match error.code() {
                     ErrorCode::OutcomeUnknown => doubtful = true,
                     ErrorCode::NotLeader | ErrorCode::NotReady | ErrorCode::Overloaded => {}
@@ -330,11 +327,13 @@ async fn at_controller<R>(
                 }
                 route.refused(&address, told, error.leader_hint.as_ref());
             }
-            Ok(Err(status)) => {
-                doubtful |= !never_sent(&status);
-                route.refused(&address, call_error(&address, &status), None);
+            Err(CallError { error, unsent }) => {
+                doubtful |= !unsent;
+                route.refused(&address, error, None);
+                if Instant::now() >= deadline {
+                    return Err(timed_out(&route, doubtful));
+                }
             }
-            Err(_) => return Err(timed_out(&route, true)),
         }
         if route.pause(deadline).await.is_err() {
             return Err(timed_out(&route, doubtful));
@@ -346,15 +345,14 @@ async fn metadata_of(
     shared: &Shared,
     address: &Address,
     request: v1::MetadataRequest,
+    deadline: Instant,
 ) -> Result<v1::MetadataResponse> {
-    let mut client = shared.connections.cluster(address)?;
-    let response = client
-        .metadata(request)
-        .await
-        .map_err(|status| call_error(address, &status))?
-        .into_inner();
+    let response = shared
+        .metadata
+        .metadata_of(address, request, deadline)
+        .await?;
     match &response.error {
-        Some(error) => Err(Error::from(error)),
+        Some(error) => Err(Error::told(error)),
         None => Ok(response),
     }
 }

@@ -151,7 +151,7 @@ async fn run(
     shared: &std::sync::Weak<Shared>,
     events: &mpsc::UnboundedSender<Event>,
 ) -> String {
-    let mut client = match connections.log(address, Lane::Fetch) {
+    let mut client = match connections.log(address, Lane::Fetch).await {
         Ok(client) => client,
         Err(error) => return error.to_string(),
     };

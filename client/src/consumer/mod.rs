@@ -400,7 +400,7 @@ impl Consumer {
         // The reader may have ended: then the partition has, too.
         let _ = self.stops.send(partition);
         Error::new(ErrorKind::CorruptBatch, error.to_string())
-            .with_source(error)
+            .with_cause(&error)
             .at(&self.topic, partition)
             .with_offset(offset)
     }

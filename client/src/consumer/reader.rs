@@ -383,7 +383,7 @@ impl Reader {
         let wanted = partition.cursor.next();
         let batch = match arrived.batch {
             Ok(batch) => batch,
-            Err(error) => return self.on_bad_batch(number, Error::from(error)),
+            Err(error) => return self.on_bad_batch(number, Error::batch(&error)),
         };
         let records = batch.header().record_count;
         match partition.cursor.arrive(arrived.base_offset, records) {
@@ -447,7 +447,7 @@ impl Reader {
     }
 
     fn on_ended(&mut self, number: u32, error: &v1::Error) {
-        let told = Error::from(error);
+        let told = Error::told(error);
         debug!(target: trace::FETCH, topic = %self.topic.name, partition = number, error = %told, "subscription ended");
         match error.code() {
             ErrorCode::NotLeader => {

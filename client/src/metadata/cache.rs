@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use qute_proto::ids::BrokerId;
+use qute_proto::ids::{BrokerId, ClusterId};
 use qute_proto::v1;
 use rand::seq::SliceRandom;
 use tokio::sync::{Notify, watch};
@@ -18,7 +18,7 @@ use tracing::{Instrument, debug, debug_span, field};
 use super::snapshot::{Leader, Metadata, Topic};
 use crate::config::ClientConfig;
 use crate::error::{Error, ErrorKind, Result};
-use crate::net::{Address, Backoff, Connections, call_error, first_answer};
+use crate::net::{Address, Backoff, Connections, Lane, STAGGER, call_error, cluster_client, race};
 use crate::trace;
 
 /// Limit of one refresh over all endpoints.
@@ -44,6 +44,33 @@ pub(crate) struct MetadataCache {
     refresh_wanted: Notify,
     /// Brokers that the next refresh asks last.
     doubted: Mutex<BTreeSet<BrokerId>>,
+}
+
+/// What a view knows of one incarnation of a topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Incarnation {
+    /// It is there; as it is now (partitions may have been added).
+    Present(Arc<Topic>),
+    /// It was deleted, and this one made in its place.
+    Recreated(Arc<Topic>),
+    /// There is no topic of that name.
+    Missing,
+}
+
+#[allow(dead_code, reason = "adopted by producer and consumer")]
+impl Incarnation {
+    /// What to report once [`MetadataCache::confirm`] has said so; `None`: it is there.
+    pub(crate) fn error(&self, topic: &Topic) -> Option<Error> {
+        let (kind, message) = match self {
+            Self::Present(_) => return None,
+            Self::Recreated(_) => (
+                ErrorKind::TopicRecreated,
+                "the topic was deleted and made again",
+            ),
+            Self::Missing => (ErrorKind::UnknownTopic, "the topic does not exist any more"),
+        };
+        Some(Error::new(kind, message).with_topic(&topic.name))
+    }
 }
 
 /// The last refresh that completed.
@@ -94,10 +121,15 @@ impl MetadataCache {
     /// Takes in a broker's full answer.
     pub(crate) fn offer(&self, response: &v1::MetadataResponse) -> Result<()> {
         if let Some(error) = &response.error {
-            return Err(Error::from(error));
+            return Err(Error::told(error));
         }
         let _replacing = self.replacing.lock();
-        if let Some(next) = self.view.load().merged(response)? {
+        let next = self.view.load().merged(response)?;
+        if let Some(cluster) = ClusterId::from_wire(&response.cluster_id) {
+            // S28: it is the one that the views are pinned to.
+            self.connections.expect_cluster(cluster);
+        }
+        if let Some(next) = next {
             self.connections.stats.metadata_updates.increment();
             self.replace(next);
         }
@@ -258,7 +290,7 @@ impl MetadataCache {
             };
             self.ask(&address, request).await.map(drop)
         };
-        first_answer(endpoints, deadline, ask).await
+        race(endpoints, STAGGER, deadline, ask).await
     }
 
     /// Asks one broker and takes its answer in.
@@ -267,14 +299,22 @@ impl MetadataCache {
         address: &Address,
         request: v1::MetadataRequest,
     ) -> Result<v1::MetadataResponse> {
-        let mut client = self.connections.cluster(address)?;
-        let response = match timeout(ANSWER_TIMEOUT, client.metadata(request)).await {
-            Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return Err(call_error(address, &status)),
-            Err(_) => return Err(Error::new(ErrorKind::Timeout, "no answer in time")),
-        };
+        let limit = Instant::now() + ANSWER_TIMEOUT;
+        let response = self.metadata_of(address, request, limit).await?;
         self.offer(&response)?;
         Ok(response)
+    }
+
+    /// One broker's answer, not taken in.
+    pub(crate) async fn metadata_of(
+        &self,
+        address: &Address,
+        request: v1::MetadataRequest,
+        deadline: Instant,
+    ) -> Result<v1::MetadataResponse> {
+        let ask = async |channel| cluster_client(channel).metadata(request).await;
+        let asked = self.connections.call(address, Lane::Control, deadline, ask);
+        Ok(asked.await?)
     }
 
     /// The topic, looked up with the leader of `__cluster` if the present view lacks it:
@@ -297,12 +337,34 @@ impl MetadataCache {
         })
     }
 
+    /// What the present view knows of this incarnation of the topic. [`Incarnation::Recreated`] is
+    /// final, since views never go back (S28); [`Incarnation::Missing`] is not: [`Self::confirm`].
+    pub(crate) fn incarnation(&self, topic: &Topic) -> Incarnation {
+        match self.known_topic(&topic.name) {
+            Some(present) if present.id == topic.id => Incarnation::Present(present),
+            Some(other) => Incarnation::Recreated(other),
+            None => Incarnation::Missing,
+        }
+    }
+
+    /// What became of this incarnation of the topic, by the word of the leader of `__cluster`:
+    /// [`Incarnation::Missing`] then means deleted. `None`: nobody could say (5 s at most).
+    pub(crate) async fn confirm(&self, topic: &Topic) -> Option<Incarnation> {
+        if let recreated @ Incarnation::Recreated(_) = self.incarnation(topic) {
+            return Some(recreated);
+        }
+        let deadline = Instant::now() + CONFIRM_TIMEOUT;
+        self.ask_controller(deadline).await.ok()?;
+        Some(self.incarnation(topic))
+    }
+
     /// Whether this incarnation of the topic exists, by the word of the leader of `__cluster`; no
     /// answer proves nothing.
     pub(crate) async fn may_exist(&self, topic: &Topic) -> bool {
-        let deadline = Instant::now() + CONFIRM_TIMEOUT;
-        let answer = self.ask_controller(deadline).await;
-        answer.is_err() || self.load().topic_by_id(&topic.name, topic.id).is_some()
+        matches!(
+            self.confirm(topic).await,
+            None | Some(Incarnation::Present(_))
+        )
     }
 
     /// Takes in the view of the confirmed leader of `__cluster`, found by its hints, retrying
@@ -315,20 +377,16 @@ impl MetadataCache {
                 authoritative: true,
                 ..Default::default()
             };
-            let answer = timeout_at(deadline, async {
-                let mut client = self.connections.cluster(&address)?;
-                timeout(ANSWER_TIMEOUT, client.metadata(request))
-                    .await
-                    .map_err(|_| Error::new(ErrorKind::Timeout, "no answer in time"))?
-                    .map_err(|status| call_error(&address, &status))
-            })
-            .await
-            .map_err(|_| route.timed_out())?;
-            match answer.map(tonic::Response::into_inner) {
+            let limit = deadline.min(Instant::now() + ANSWER_TIMEOUT);
+            let answer = self.metadata_of(&address, request, limit).await;
+            if Instant::now() >= deadline && answer.is_err() {
+                return Err(route.timed_out());
+            }
+            match answer {
                 Ok(response) => match &response.error {
                     None => return self.offer(&response),
                     Some(error) => {
-                        route.refused(&address, Error::from(error), error.leader_hint.as_ref())
+                        route.refused(&address, Error::told(error), error.leader_hint.as_ref())
                     }
                 },
                 Err(error) => route.refused(&address, error, None),
@@ -486,7 +544,8 @@ async fn watch(cache: &MetadataCache) {
 
 /// Follows one broker until its stream ends; gives how many views it sent.
 async fn watch_one(cache: &MetadataCache, address: &Address) -> Result<u64> {
-    let mut client = cache.connections.cluster(address)?;
+    let channel = cache.connections.channel(address, Lane::Control).await?;
+    let mut client = cluster_client(channel);
     let opening = client.watch_metadata(v1::WatchMetadataRequest {});
     let mut stream = timeout(ANSWER_TIMEOUT, opening)
         .await

@@ -8,5 +8,7 @@
 mod cache;
 mod snapshot;
 
+#[allow(unused_imports, reason = "adopted by producer and consumer")]
+pub(crate) use cache::Incarnation;
 pub(crate) use cache::{ControllerRoute, MetadataCache, spawn_watch};
-pub(crate) use snapshot::{Leader, Topic};
+pub(crate) use snapshot::{Leader, Metadata, Topic};

@@ -301,7 +301,7 @@ impl Driver {
                 if !self.flight.may_be_duplicate(key) {
                     self.on_usurped(key);
                 } else if let Some(batch) = self.flight.acknowledge(key) {
-                    batch.fate.failed(Error::from(&error), Outcome::Ok);
+                    batch.fate.failed(Error::told(&error), Outcome::Ok);
                 }
             }
             Event::Refused { key, error } => self.on_refused(key, &error),
@@ -355,7 +355,7 @@ impl Driver {
             _ => Refusal::Retriable,
         };
         self.shared.stats.batches_refused.increment();
-        let told = Error::from(error);
+        let told = Error::told(error);
         self.last_failure = Some(told.message().to_owned());
         if !self.flight.refuse(key, refusal) {
             return;

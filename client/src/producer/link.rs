@@ -153,7 +153,7 @@ async fn run(
     outbound: mpsc::Receiver<v1::ProduceRequest>,
     pending: &Mutex<Pending>,
 ) -> (bool, String) {
-    let mut client = match connections.log(address, Lane::Produce) {
+    let mut client = match connections.log(address, Lane::Produce).await {
         Ok(client) => client,
         Err(error) => return (true, error.to_string()),
     };

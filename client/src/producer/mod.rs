@@ -209,7 +209,7 @@ impl Inner {
             return Err(Error::closed("producer"));
         }
         let batch_record = record.as_batch_record(now_ms());
-        batch_record.check()?;
+        batch_record.check().map_err(|error| Error::batch(&error))?;
         let cost = batch_record.size_bytes() + RECORD_OVERHEAD_BYTES;
         let deadline = Instant::now() + self.config.delivery_timeout;
         let topic = match self.shared.metadata.known_topic(&record.topic) {

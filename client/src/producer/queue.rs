@@ -95,7 +95,7 @@ impl PartitionQueue {
         let mut pushed = state
             .builder
             .push(&record)
-            .map_err(|e| not_written(e.into()))?;
+            .map_err(|e| not_written(Error::batch(&e)))?;
         let mut wake = false;
         if pushed == Push::Full {
             self.close_open(&mut state);
@@ -103,7 +103,7 @@ impl PartitionQueue {
             pushed = state
                 .builder
                 .push(&record)
-                .map_err(|e| not_written(e.into()))?;
+                .map_err(|e| not_written(Error::batch(&e)))?;
         }
         debug_assert!(
             matches!(pushed, Push::Added(_)),
@@ -200,7 +200,7 @@ impl PartitionQueue {
                 fate: open.fate,
                 opened_at: open.opened_at,
             }),
-            Err(error) => open.fate.failed(error.into(), Outcome::NotWritten),
+            Err(error) => open.fate.failed(Error::batch(&error), Outcome::NotWritten),
         }
     }
 }

@@ -90,6 +90,8 @@ pub struct State {
     pub served_subscriptions: usize,
     /// Counted up to end all fetch streams.
     pub fetch_cuts: usize,
+    /// What the brokers tell that they accept.
+    pub limits: Option<v1::Limits>,
 }
 
 #[derive(Clone)]
@@ -130,6 +132,7 @@ impl Fake {
             fetched_bytes: 0,
             served_subscriptions: 0,
             fetch_cuts: 0,
+            limits: None,
         };
         let fake = Self {
             state: Arc::new(Mutex::new(state)),
@@ -614,7 +617,13 @@ impl Cluster for Endpoint {
         &self,
         _: Request<v1::HelloRequest>,
     ) -> Result<Response<v1::HelloResponse>, Status> {
-        Ok(Response::new(v1::HelloResponse::default()))
+        let state = self.fake.state.lock();
+        Ok(Response::new(v1::HelloResponse {
+            cluster_id: state.cluster_id.to_wire(),
+            broker_id: self.broker,
+            limits: state.limits,
+            ..Default::default()
+        }))
     }
 
     async fn metadata(
