@@ -89,7 +89,7 @@ impl Client {
     /// # Cancel safety
     /// A dropped call may have added the partitions; calling it again is safe.
     pub async fn add_partitions(&self, name: &str, partitions: u32) -> Result<TopicDescription> {
-        check_name(name)?;
+        check_name(name).map_err(|error| Error::topic_name(&error))?;
         let deadline = Instant::now() + self.shared.config.call_timeout;
         // Which incarnation: by the controller's word, as what is known here may be an older one.
         self.shared.metadata.first_view(deadline).await?;
