@@ -54,7 +54,12 @@ impl Cursor {
         Arrival::Take { from, until }
     }
 
-    /// Goes on elsewhere, where the policy for lost offsets says so.
+    /// Nothing at or beyond this offset is wanted.
+    pub(super) fn set_end(&mut self, end: u64) {
+        self.end = Some(end);
+    }
+
+    /// Goes on elsewhere.
     pub(super) fn reset(&mut self, next: u64) {
         self.next = next;
     }

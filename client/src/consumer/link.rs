@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use qute_proto::batch::{BatchError, BatchView};
+use qute_proto::batch::{BatchError, BatchView, HEADER_BYTES};
 use qute_proto::v1::{self, fetch_request::Request, fetch_response::Response};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -26,6 +26,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) enum Event {
     Subscribed {
         subscription: u64,
+        log_start_offset: u64,
+        high_watermark: u64,
     },
     Batches {
         subscription: u64,
@@ -47,7 +49,8 @@ pub(super) struct Arrived {
     pub(super) base_offset: u64,
     pub(super) broker_time_ms: u64,
     pub(super) batch: Result<BatchView, BatchError>,
-    pub(super) credit: Credit,
+    /// One for the whole message.
+    pub(super) credit: Arc<Credit>,
 }
 
 /// What the stream's task shares with its owner.
@@ -172,15 +175,15 @@ async fn run(
         };
         let subscription = response.subscription_id;
         let event = match response.response {
-            Some(Response::Subscribed(_)) => Event::Subscribed { subscription },
+            Some(Response::Subscribed(subscribed)) => Event::Subscribed {
+                subscription,
+                log_start_offset: subscribed.log_start_offset,
+                high_watermark: subscribed.high_watermark,
+            },
             Some(Response::Batches(batches)) => Event::Batches {
                 subscription,
                 high_watermark: batches.high_watermark,
-                batches: batches
-                    .batches
-                    .into_iter()
-                    .map(|batch| arrived(&shared, &connections.stats, batch))
-                    .collect(),
+                batches: arrived(&shared, &connections.stats, batches.batches),
             },
             Some(Response::Error(error)) => Event::Ended {
                 subscription,
@@ -197,16 +200,30 @@ async fn run(
     }
 }
 
-fn arrived(link: &Shared, stats: &Stats, fetched: v1::FetchedBatch) -> Arrived {
-    let bytes = fetched.batch.len();
-    let batch = BatchView::parse(fetched.batch);
-    if let Ok(batch) = &batch {
-        stats.fetched(batch.header().record_count, bytes);
+/// Checks the batches of a message, and takes what they will hold out of the credit: as long as one
+/// of them is held, so is the memory of all.
+fn arrived(link: &Shared, stats: &Stats, fetched: Vec<v1::FetchedBatch>) -> Vec<Arrived> {
+    let (mut wire, mut charge) = (0, 0);
+    let mut parsed = Vec::with_capacity(fetched.len());
+    for one in fetched {
+        let bytes = one.batch.len();
+        let batch = BatchView::parse(one.batch);
+        wire += bytes;
+        charge += bytes;
+        if let Ok(batch) = &batch {
+            let header = batch.header();
+            stats.fetched(header.record_count, bytes);
+            let body = usize::try_from(header.uncompressed_bytes).unwrap_or(usize::MAX);
+            charge += HEADER_BYTES.saturating_add(body).saturating_sub(bytes);
+        }
+        parsed.push((one.base_offset, one.broker_time_ms, batch));
     }
-    Arrived {
-        base_offset: fetched.base_offset,
-        broker_time_ms: fetched.broker_time_ms,
-        credit: link.pool.hold(link.id, bytes),
+    let credit = Arc::new(link.pool.hold(link.id, wire, charge));
+    let arrived = |(base_offset, broker_time_ms, batch)| Arrived {
+        base_offset,
+        broker_time_ms,
         batch,
-    }
+        credit: Arc::clone(&credit),
+    };
+    parsed.into_iter().map(arrived).collect()
 }

@@ -1,336 +1,278 @@
-//! The task behind a consumer: keeps each partition subscribed at its leader, hands batches on in
-//! order, follows leaders, and says what is lost.
+//! The task behind a consumer: keeps each partition subscribed at a replica, puts batches into the
+//! buffer in order, follows leaders, and says what is lost.
 //!
 //! ```text
-//!   [no route] -- leader known --> [subscribed] -- error, stream broken --> [waiting]
-//!       ^                               |   newer leader epoch: at once         |
-//!       '---------- back-off over ------'---------------------------------------'
+//!           [off] <----- paused, ended, failed; back by resume, seek
+//!             v
+//!   [no route] -- replica known --> [subscribed] -- error, stream broken --> [waiting]
+//!       ^                               |   newer leader epoch: at once          |
+//!       '---------- back-off over ------'----------------------------------------'
 //! ```
 //!
 //! Every subscription has a number of its own and begins at the cursor's next offset; what still
 //! arrives for an older number is dropped. So no failover skips or doubles a record.
+//!
+//! `routing.rs` says where a partition is read and when it goes elsewhere, `checks.rs` what is
+//! asked beside the streams.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qute_proto::batch::BatchView;
 use qute_proto::ids::BrokerId;
 use qute_proto::v1::{self, ErrorCode};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, trace};
 
-use super::OutOfRange;
-use super::credit::{Credit, Pool};
+use super::buffer::{Buffer, Entry, Moved, SlotId, Taken};
+use super::builder::{Bound, OutOfRange};
+use super::checks::Checked;
 use super::cursor::{Arrival, Cursor};
 use super::link::{Arrived, Event, Link};
+use super::routing::Route;
 use crate::client::Shared;
 use crate::error::{Error, ErrorKind, OffsetBounds};
-use crate::metadata::{Leader, Topic};
+use crate::metadata::{Incarnation, Topic};
 use crate::net::{Backoff, until};
 use crate::trace;
 
 /// So often in a row a partition may send what can't be right before its reading stops.
 const BAD_BATCHES_MAX: u32 = 3;
 
-/// What the program's side receives.
-pub(super) enum Item {
-    Batch(Taken),
-    Failed(Error),
-}
-
-/// A batch of which the records in `from..until` are wanted.
-pub(super) struct Taken {
-    pub(super) partition: u32,
-    pub(super) base_offset: u64,
-    pub(super) from: u64,
-    pub(super) until: u64,
-    pub(super) broker_time_ms: u64,
-    pub(super) high_watermark: u64,
-    pub(super) batch: BatchView,
-    /// Held until the program has taken the records.
-    pub(super) _credit: Credit,
-}
-
 /// What the reader needs to know of the consumer's settings.
 pub(super) struct Plan {
     pub(super) topic: Arc<Topic>,
-    pub(super) cursors: BTreeMap<u32, Cursor>,
+    pub(super) planned: Vec<Planned>,
+    /// Set if the topic is read as a whole: the bound of partitions that are added.
+    pub(super) whole: Option<Option<Bound>>,
     pub(super) prefetch_bytes: u64,
     pub(super) out_of_range: OutOfRange,
+    /// Read from replicas in this rack where there are any.
+    pub(super) rack: Option<String>,
     pub(super) stall_timeout: Option<Duration>,
 }
 
-enum Route {
-    None,
-    To {
-        link: Arc<Link>,
-        subscription: u64,
-        leader: Leader,
-    },
-    Waiting {
-        until: Instant,
-        leader: Option<Leader>,
-    },
-    Done,
+/// One partition of the plan.
+pub(super) struct Planned {
+    pub(super) partition: u32,
+    pub(super) cursor: Cursor,
+    /// Its bound by time, Unix milliseconds, while it is not known where that lies.
+    pub(super) end_ms: Option<u64>,
+    /// If it is known.
+    pub(super) high_watermark: Option<u64>,
 }
 
-struct Partition {
-    cursor: Cursor,
-    route: Route,
-    backoff: Backoff,
+pub(super) struct Partition {
+    pub(super) number: u32,
+    pub(super) cursor: Cursor,
+    /// The buffer's round that `cursor` belongs to.
+    pub(super) round: u64,
+    pub(super) end_ms: Option<u64>,
+    pub(super) looking_up_bound: bool,
+    /// Added while the topic was read: begins wherever its log does.
+    pub(super) fresh: bool,
+    pub(super) route: Route,
+    pub(super) backoff: Backoff,
     bad_batches: u32,
-    /// Since when no leader has served it.
-    stalled_since: Option<Instant>,
-    last_failure: Option<String>,
+    /// Since when nobody has served it.
+    pub(super) stalled_since: Option<Instant>,
+    pub(super) last_failure: Option<String>,
+    /// Until then no follower is tried again.
+    pub(super) leader_until: Option<Instant>,
+    /// Nothing has come since the last check of followers.
+    pub(super) quiet: bool,
+    /// The leader had this high watermark at the last check of followers.
+    pub(super) behind: Option<u64>,
 }
 
 pub(super) struct Reader {
-    shared: Arc<Shared>,
-    topic: Arc<Topic>,
-    partitions: BTreeMap<u32, Partition>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) topic: Arc<Topic>,
+    /// By slot.
+    pub(super) partitions: Vec<Partition>,
+    pub(super) whole: Option<Option<Bound>>,
     out_of_range: OutOfRange,
-    stall_timeout: Option<Duration>,
-    prefetch_bytes: u64,
-    credit: Arc<Pool>,
-    links: HashMap<BrokerId, Arc<Link>>,
-    /// Live subscriptions: number to partition.
-    subscriptions: HashMap<u64, u32>,
-    next_id: u64,
-    confirming: Option<tokio::task::JoinHandle<bool>>,
-    output: mpsc::UnboundedSender<Item>,
-    sender: mpsc::UnboundedSender<Event>,
+    pub(super) rack: Option<String>,
+    pub(super) stall_timeout: Option<Duration>,
+    pub(super) prefetch_bytes: u64,
+    pub(super) buffer: Arc<Buffer>,
+    pub(super) links: HashMap<BrokerId, Arc<Link>>,
+    /// Live subscriptions.
+    pub(super) subscriptions: HashMap<u64, SlotId>,
+    pub(super) next_id: u64,
+    /// No timer is due before; what is due is found by looking.
+    pub(super) timer: Option<Instant>,
+    pub(super) next_follower_check: Option<Instant>,
+    pub(super) checks: JoinSet<Checked>,
+    pub(super) confirming_topic: bool,
+    pub(super) sender: mpsc::UnboundedSender<Event>,
     /// Bounded by credit.
     events: mpsc::UnboundedReceiver<Event>,
-    /// Partitions that the program's side gives up.
-    stops: mpsc::UnboundedReceiver<u32>,
     views: watch::Receiver<u64>,
 }
 
 impl Reader {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        plan: Plan,
-        output: mpsc::UnboundedSender<Item>,
-        stops: mpsc::UnboundedReceiver<u32>,
-    ) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, plan: Plan, buffer: Arc<Buffer>) -> Self {
         let (sender, events) = mpsc::unbounded_channel();
-        let partition = |cursor: Cursor| Partition {
-            cursor,
-            route: if cursor.is_done() {
-                Route::Done
-            } else {
-                Route::None
-            },
-            backoff: Backoff::new(&shared.config),
-            bad_batches: 0,
-            stalled_since: Some(Instant::now()),
-            last_failure: None,
-        };
-        Self {
-            partitions: plan
-                .cursors
-                .into_iter()
-                .map(|(number, cursor)| (number, partition(cursor)))
-                .collect(),
+        let mut reader = Self {
             views: shared.metadata.subscribe(),
             shared,
             topic: plan.topic,
+            partitions: Vec::new(),
+            whole: plan.whole,
             out_of_range: plan.out_of_range,
+            rack: plan.rack,
             stall_timeout: plan.stall_timeout,
             prefetch_bytes: plan.prefetch_bytes,
-            credit: Arc::new(Pool::new(plan.prefetch_bytes)),
+            buffer,
             links: HashMap::new(),
             subscriptions: HashMap::new(),
             next_id: 0,
-            confirming: None,
-            output,
+            timer: None,
+            next_follower_check: None,
+            checks: JoinSet::new(),
+            confirming_topic: false,
             sender,
             events,
-            stops,
+        };
+        for planned in plan.planned {
+            reader.add(planned, false);
         }
+        reader
     }
 
-    /// Runs until every partition is done or the consumer is dropped.
+    pub(super) fn add(&mut self, planned: Planned, fresh: bool) -> SlotId {
+        let slot = self.buffer.add(planned.partition, planned.cursor.next());
+        debug_assert_eq!(slot, self.partitions.len());
+        if let Some(high_watermark) = planned.high_watermark {
+            self.buffer.saw(slot, high_watermark);
+        }
+        self.partitions.push(Partition {
+            number: planned.partition,
+            cursor: planned.cursor,
+            round: 0,
+            end_ms: planned.end_ms,
+            looking_up_bound: false,
+            fresh,
+            route: Route::None,
+            backoff: Backoff::new(&self.shared.config),
+            bad_batches: 0,
+            stalled_since: Some(Instant::now()),
+            last_failure: None,
+            leader_until: None,
+            quiet: false,
+            behind: None,
+        });
+        slot
+    }
+
+    /// Runs until the consumer is dropped, or its stream has ended.
     pub(super) async fn run(mut self, stop: CancellationToken) {
-        self.route_all();
-        while self
-            .partitions
-            .values()
-            .any(|p| !matches!(p.route, Route::Done))
-        {
-            let timer = self.next_timer();
+        for slot in 0..self.partitions.len() {
+            self.start(slot);
+        }
+        // Views that came before were not looked at.
+        self.on_view();
+        let buffer = Arc::clone(&self.buffer);
+        loop {
+            let timer = self.timer;
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
+                changed = buffer.changed() => {
+                    for slot in changed {
+                        self.restart(slot);
+                    }
+                }
                 // The sender is ours: never closed.
                 Some(event) = self.events.recv() => self.on_event(event),
-                Some(partition) = self.stops.recv() => self.finish(partition, None),
-                exists = confirmed(&mut self.confirming) => self.on_confirmed(exists),
+                Some(checked) = self.checks.join_next(), if !self.checks.is_empty() => {
+                    self.on_checked(checked);
+                }
                 Ok(()) = self.views.changed() => self.on_view(),
                 () = until(timer), if timer.is_some() => self.on_timer(),
             }
+            self.drop_unused_links();
         }
     }
 
-    fn next_timer(&self) -> Option<Instant> {
-        let of = |partition: &Partition| {
-            let waiting = match partition.route {
-                Route::Waiting { until, .. } => Some(until),
-                Route::Done => return None,
-                _ => None,
-            };
-            let stalled = self.stall_deadline(partition);
-            waiting.into_iter().chain(stalled).min()
-        };
-        self.partitions.values().filter_map(of).min()
+    /// A timer is wanted at that moment.
+    pub(super) fn arm(&mut self, at: Instant) {
+        self.timer = Some(self.timer.map_or(at, |timer| timer.min(at)));
     }
 
-    fn stall_deadline(&self, partition: &Partition) -> Option<Instant> {
-        Some(partition.stalled_since? + self.stall_timeout?)
-    }
-
-    /// Subscribes every partition that has no route.
-    fn route_all(&mut self) {
-        let without: Vec<u32> = self
-            .partitions
-            .iter()
-            .filter(|(_, partition)| matches!(partition.route, Route::None))
-            .map(|(&number, _)| number)
-            .collect();
-        for number in without {
-            self.route(number);
-        }
-    }
-
-    fn route(&mut self, number: u32) {
-        let view = self.shared.metadata.load();
-        let present = view.topic_by_id(&self.topic.name, self.topic.id);
-        if present.is_none() {
-            self.confirm_topic();
-        }
-        let leader = present.and_then(|topic| topic.leader(number));
-        let Some((leader, address)) =
-            leader.and_then(|leader| Some((leader, view.address(leader.broker)?)))
-        else {
-            return self.wait(number, leader, "no leader is known");
-        };
-        let link = match self.links.get(&leader.broker) {
-            Some(link) if link.address() == address && !link.is_broken() => Arc::clone(link),
-            _ => {
-                // Those that no partition uses keep credit from the others.
-                self.links.retain(|_, link| Arc::strong_count(link) > 1);
-                self.next_id += 1;
-                let link = Arc::new(Link::open(
-                    self.next_id,
-                    Arc::clone(&self.shared.connections),
-                    Arc::clone(address),
-                    &self.credit,
-                    self.link_share(view.brokers.len()),
-                    self.sender.clone(),
-                ));
-                self.links.insert(leader.broker, Arc::clone(&link));
-                link
-            }
-        };
-        let Some(partition) = self.partitions.get_mut(&number) else {
+    /// Begins to read a partition, unless there is nothing to read.
+    pub(super) fn start(&mut self, slot: SlotId) {
+        let Some(partition) = self.partitions.get_mut(slot) else {
             return;
         };
-        self.next_id += 1;
-        let subscription = self.next_id;
-        link.subscribe(v1::Subscribe {
-            subscription_id: subscription,
-            topic_id: self.topic.id.to_wire(),
-            partition: number,
-            offset: partition.cursor.next(),
-            follower: false,
-        });
-        self.subscriptions.insert(subscription, number);
-        partition.route = Route::To {
-            link,
-            subscription,
-            leader,
+        if partition.cursor.is_done() {
+            self.finish(slot, None);
+            return;
+        }
+        let since = *partition.stalled_since.get_or_insert_with(Instant::now);
+        if let Some(limit) = self.stall_timeout {
+            self.arm(since + limit);
+        }
+        self.arm_bound(slot);
+        self.route(slot);
+    }
+
+    /// The program has changed something: begins anew where it says.
+    fn restart(&mut self, slot: SlotId) {
+        let Some(begin) = self.buffer.begin(slot) else {
+            return;
         };
-    }
-
-    fn link_share(&self, brokers: usize) -> u64 {
-        self.prefetch_bytes / u64::try_from(brokers.max(1)).unwrap_or(1)
-    }
-
-    /// Leaves the present route, if any, and gives the leader that it led to.
-    fn leave(&mut self, number: u32) -> Option<Leader> {
-        let partition = self.partitions.get_mut(&number)?;
-        match std::mem::replace(&mut partition.route, Route::None) {
-            Route::To {
-                link,
-                subscription,
-                leader,
-            } => {
-                self.subscriptions.remove(&subscription);
-                link.unsubscribe(subscription);
-                partition.stalled_since.get_or_insert_with(Instant::now);
-                Some(leader)
-            }
-            Route::Waiting { leader, .. } => leader,
-            Route::None => None,
-            Route::Done => {
-                partition.route = Route::Done;
-                None
-            }
+        self.leave(slot);
+        let Some(partition) = self.partitions.get_mut(slot) else {
+            return;
+        };
+        partition.round = begin.round;
+        if partition.cursor.next() != begin.next {
+            partition.cursor.reset(begin.next);
+            partition.fresh = false;
         }
-    }
-
-    /// The route failed: to a newer leader at once, else after a back-off.
-    fn fail(&mut self, number: u32, cause: &str) {
-        let leader = self.leave(number);
-        if self.newer_leader(number, leader) {
-            self.route(number);
+        partition.bad_batches = 0;
+        partition.backoff.reset();
+        partition.stalled_since = None;
+        partition.route = if begin.wanted {
+            Route::None
         } else {
-            self.wait(number, leader, cause);
+            Route::Off
+        };
+        if begin.wanted {
+            self.start(slot);
         }
-    }
-
-    fn wait(&mut self, number: u32, leader: Option<Leader>, cause: &str) {
-        self.shared.metadata.request_refresh();
-        if let Some(partition) = self.partitions.get_mut(&number)
-            && !matches!(partition.route, Route::Done)
-        {
-            partition.last_failure = Some(cause.to_owned());
-            partition.route = Route::Waiting {
-                until: Instant::now() + partition.backoff.step(),
-                leader,
-            };
-        }
-    }
-
-    fn newer_leader(&self, number: u32, than: Option<Leader>) -> bool {
-        self.shared.metadata.newer_leader(&self.topic, number, than)
     }
 
     /// The partition is read to its end, or given up with an error.
-    fn finish(&mut self, number: u32, error: Option<Error>) {
-        self.leave(number);
-        if let Some(partition) = self.partitions.get_mut(&number) {
-            partition.route = Route::Done;
-        }
-        if let Some(error) = error {
-            self.tell(error.at(&self.topic.name, number));
-        }
-    }
-
-    fn tell(&self, error: Error) {
-        // The consumer may be dropped at any time; `stop` follows.
-        let _ = self.output.send(Item::Failed(error));
+    pub(super) fn finish(&mut self, slot: SlotId, error: Option<Error>) {
+        self.leave(slot);
+        let Some(partition) = self.partitions.get_mut(slot) else {
+            return;
+        };
+        partition.route = Route::Off;
+        partition.stalled_since = None;
+        let entry = match error {
+            Some(error) => Entry::Failed(error.at(&self.topic.name, partition.number)),
+            None => Entry::End,
+        };
+        let (round, tail) = (partition.round, partition.cursor.next());
+        self.buffer.push(slot, round, entry, tail);
     }
 
     fn on_event(&mut self, event: Event) {
         match event {
-            Event::Subscribed { subscription } => {
-                if let Some(partition) = self.partition_of(subscription) {
-                    partition.stalled_since = None;
-                    partition.backoff.reset();
+            Event::Subscribed {
+                subscription,
+                log_start_offset,
+                high_watermark,
+            } => {
+                if let Some(&slot) = self.subscriptions.get(&subscription) {
+                    self.on_subscribed(slot, log_start_offset, high_watermark);
                 }
             }
             Event::Batches {
@@ -340,8 +282,8 @@ impl Reader {
             } => {
                 for batch in batches {
                     // Looked up for each: a bad batch ends the subscription.
-                    if let Some(&number) = self.subscriptions.get(&subscription) {
-                        self.on_batch(number, high_watermark, batch);
+                    if let Some(&slot) = self.subscriptions.get(&subscription) {
+                        self.on_batch(slot, high_watermark, batch);
                     }
                 }
             }
@@ -349,42 +291,51 @@ impl Reader {
                 subscription,
                 error,
             } => {
-                if let Some(&number) = self.subscriptions.get(&subscription) {
-                    self.on_ended(number, &error);
+                if let Some(&slot) = self.subscriptions.get(&subscription) {
+                    self.on_ended(slot, &error);
                 }
             }
-            Event::Broken { link, cause } => {
-                self.links.retain(|_, open| open.id != link);
-                let hit: Vec<u32> = self
-                    .partitions
-                    .iter()
-                    .filter(
-                        |(_, p)| matches!(&p.route, Route::To { link: on, .. } if on.id == link),
-                    )
-                    .map(|(&number, _)| number)
-                    .collect();
-                for number in hit {
-                    self.fail(number, &cause);
-                }
-            }
+            Event::Broken { link, cause } => self.on_broken(link, &cause),
         }
     }
 
-    fn partition_of(&mut self, subscription: u64) -> Option<&mut Partition> {
-        let number = self.subscriptions.get(&subscription)?;
-        self.partitions.get_mut(number)
+    fn on_subscribed(&mut self, slot: SlotId, log_start_offset: u64, high_watermark: u64) {
+        let Some(partition) = self.partitions.get_mut(slot) else {
+            return;
+        };
+        if let Route::To { answer_by, .. } = &mut partition.route {
+            *answer_by = None;
+        }
+        partition.stalled_since = None;
+        partition.last_failure = None;
+        partition.backoff.reset();
+        if log_start_offset <= partition.cursor.next() {
+            partition.fresh = false;
+        }
+        self.buffer.saw(slot, high_watermark);
     }
 
-    fn on_batch(&mut self, number: u32, high_watermark: u64, arrived: Arrived) {
-        let Some(partition) = self.partitions.get_mut(&number) else {
+    fn on_batch(&mut self, slot: SlotId, high_watermark: u64, arrived: Arrived) {
+        let Some(partition) = self.partitions.get_mut(slot) else {
             return;
         };
         partition.stalled_since = None;
+        partition.quiet = false;
+        partition.behind = None;
         let wanted = partition.cursor.next();
         let batch = match arrived.batch {
             Ok(batch) => batch,
-            Err(error) => return self.on_bad_batch(number, Error::batch(&error)),
+            Err(error) => return self.on_bad_batch(slot, Error::batch(&error)),
         };
+        if let Some(end_ms) = partition.end_ms
+            && arrived.broker_time_ms >= end_ms
+        {
+            partition.end_ms = None;
+            partition.cursor.set_end(arrived.base_offset);
+            if partition.cursor.is_done() {
+                return self.finish(slot, None);
+            }
+        }
         let records = batch.header().record_count;
         match partition.cursor.arrive(arrived.base_offset, records) {
             Arrival::Old => {}
@@ -392,38 +343,40 @@ impl Reader {
                 let error = Error::new(
                     ErrorKind::Protocol,
                     format!(
-                        "the leader sent offset {} where {wanted} is next",
+                        "the broker sent offset {} where {wanted} is next",
                         arrived.base_offset
                     ),
                 );
-                self.on_bad_batch(number, error);
+                self.on_bad_batch(slot, error);
             }
             Arrival::Take { from, until } => {
                 trace!(
                     target: trace::FETCH,
                     topic = %self.topic.name,
-                    partition = number,
+                    partition = partition.number,
                     offset = from,
                     records,
                     bytes = batch.as_bytes().len(),
                     "batch received"
                 );
+                partition.fresh = false;
                 partition.bad_batches = 0;
                 partition.backoff.reset();
-                let done = partition.cursor.is_done();
-                // The consumer may be dropped at any time; `stop` follows.
-                let _ = self.output.send(Item::Batch(Taken {
-                    partition: number,
+                let taken = Taken {
                     base_offset: arrived.base_offset,
                     from,
                     until,
                     broker_time_ms: arrived.broker_time_ms,
                     high_watermark,
                     batch,
-                    _credit: arrived.credit,
-                }));
+                    credit: arrived.credit,
+                };
+                let (round, tail) = (partition.round, partition.cursor.next());
+                let done = partition.cursor.is_done();
+                // If the round is over, `restart` follows.
+                self.buffer.push(slot, round, Entry::Batch(taken), tail);
                 if done {
-                    self.finish(number, None);
+                    self.finish(slot, None);
                 }
             }
         }
@@ -431,161 +384,90 @@ impl Reader {
 
     /// What came can't be right: asked for again, from the leader that is known by then; given up
     /// after some attempts.
-    fn on_bad_batch(&mut self, number: u32, error: Error) {
-        let Some(partition) = self.partitions.get_mut(&number) else {
+    fn on_bad_batch(&mut self, slot: SlotId, error: Error) {
+        let Some(partition) = self.partitions.get_mut(slot) else {
             return;
         };
+        debug!(target: trace::FETCH, topic = %self.topic.name, partition = partition.number, %error, "bad batch");
+        if partition.route.is_follower() {
+            return self.fail(slot, error.message());
+        }
         partition.bad_batches += 1;
-        debug!(target: trace::FETCH, topic = %self.topic.name, partition = number, %error, "bad batch");
         if partition.bad_batches >= BAD_BATCHES_MAX {
             let offset = partition.cursor.next();
-            self.finish(number, Some(error.with_offset(offset)));
+            self.finish(slot, Some(error.with_offset(offset)));
         } else {
-            let leader = self.leave(number);
-            self.wait(number, leader, error.message());
+            let leader = self.leave(slot);
+            self.wait(slot, leader, error.message());
         }
     }
 
-    fn on_ended(&mut self, number: u32, error: &v1::Error) {
+    fn on_ended(&mut self, slot: SlotId, error: &v1::Error) {
+        let Some(partition) = self.partitions.get(slot) else {
+            return;
+        };
+        let number = partition.number;
+        let follower = partition.route.is_follower();
         let told = Error::told(error);
-        debug!(target: trace::FETCH, topic = %self.topic.name, partition = number, error = %told, "subscription ended");
+        debug!(target: trace::FETCH, topic = %self.topic.name, partition = number, follower, error = %told, "subscription ended");
         match error.code() {
             ErrorCode::NotLeader => {
-                self.shared
-                    .metadata
-                    .learn(&self.topic, number, error.leader_hint.as_ref());
+                let hint = error.leader_hint.as_ref();
+                self.shared.metadata.learn(&self.topic, number, hint);
             }
             ErrorCode::UnknownTopic if error.authoritative => {
-                return self.finish(number, Some(told));
+                let known = self.shared.metadata.incarnation(&self.topic);
+                return self.topic_is_gone(match known {
+                    Incarnation::Recreated(_) => &known,
+                    _ => &Incarnation::Missing,
+                });
             }
             ErrorCode::UnknownTopic | ErrorCode::UnknownPartition => self.confirm_topic(),
-            ErrorCode::OffsetOutOfRange => {
+            // S18: a follower does not know; the leader is asked.
+            ErrorCode::OffsetOutOfRange if !follower => {
                 if let Some(bounds) = told.bounds() {
-                    return self.on_out_of_range(number, told, bounds);
+                    return self.on_out_of_range(slot, told, bounds);
                 }
             }
-            ErrorCode::InvalidArgument | ErrorCode::WrongCluster => {
-                return self.finish(number, Some(told));
+            ErrorCode::InvalidArgument | ErrorCode::WrongCluster if !follower => {
+                return self.finish(slot, Some(told));
             }
             _ => {}
         }
-        self.fail(number, told.message());
+        self.fail(slot, told.message());
     }
 
     /// S18: only a leader that has confirmed itself says so; offsets are reset only then, and the
     /// program sees it (promise 6).
-    fn on_out_of_range(&mut self, number: u32, told: Error, bounds: OffsetBounds) {
-        let Some(partition) = self.partitions.get_mut(&number) else {
+    fn on_out_of_range(&mut self, slot: SlotId, told: Error, bounds: OffsetBounds) {
+        let Some(partition) = self.partitions.get_mut(slot) else {
             return;
         };
-        let offset = partition.cursor.next();
-        if (bounds.log_start_offset..=bounds.high_watermark).contains(&offset) {
-            return self.fail(number, "the leader contradicts itself about its offsets");
+        let from = partition.cursor.next();
+        if (bounds.log_start_offset..=bounds.high_watermark).contains(&from) {
+            return self.fail(slot, "the leader contradicts itself about its offsets");
         }
-        let error = told.with_offset(offset);
-        let next = match self.out_of_range {
-            OutOfRange::Stop => return self.finish(number, Some(error)),
+        self.buffer.correct(slot, bounds.high_watermark);
+        if partition.fresh && from < bounds.log_start_offset {
+            // Its start is wanted, wherever that is: nothing is lost.
+            let (round, to) = (partition.round, bounds.log_start_offset);
+            partition.cursor.reset(to);
+            self.buffer.begin_at(slot, round, to);
+            self.leave(slot);
+            return self.start(slot);
+        }
+        let error = told.with_offset(from);
+        let to = match self.out_of_range {
+            OutOfRange::Stop => return self.finish(slot, Some(error)),
             OutOfRange::ToStart => bounds.log_start_offset,
             OutOfRange::ToEnd => bounds.high_watermark,
         };
-        partition.cursor.reset(next);
-        let done = partition.cursor.is_done();
-        self.leave(number);
-        self.tell(error.at(&self.topic.name, number));
-        if done {
-            self.finish(number, None);
-        } else {
-            self.route(number);
-        }
-    }
-
-    fn on_view(&mut self) {
-        let moved: Vec<u32> = self
-            .partitions
-            .iter()
-            .filter(|(number, partition)| match &partition.route {
-                Route::To { leader, .. } => self.newer_leader(**number, Some(*leader)),
-                Route::Waiting { leader, .. } => self.newer_leader(**number, *leader),
-                Route::None | Route::Done => false,
-            })
-            .map(|(&number, _)| number)
-            .collect();
-        for number in moved {
-            self.leave(number);
-            self.route(number);
-        }
-    }
-
-    fn on_timer(&mut self) {
-        let now = Instant::now();
-        let mut due = Vec::new();
-        let mut stalled = Vec::new();
-        for (&number, partition) in &self.partitions {
-            if matches!(partition.route, Route::Done) {
-                continue;
-            }
-            if self
-                .stall_deadline(partition)
-                .is_some_and(|deadline| deadline <= now)
-            {
-                stalled.push(number);
-            } else if matches!(partition.route, Route::Waiting { until, .. } if until <= now) {
-                due.push(number);
-            }
-        }
-        for number in stalled {
-            let partition = self.partitions.get(&number);
-            let cause = partition.and_then(|p| p.last_failure.clone());
-            let error = Error::new(
-                ErrorKind::Timeout,
-                format!(
-                    "no leader served the partition in time{}",
-                    cause
-                        .map(|cause| format!("; last: {cause}"))
-                        .unwrap_or_default()
-                ),
-            );
-            self.finish(number, Some(error));
-        }
-        for number in due {
-            self.leave(number);
-            self.route(number);
-        }
-    }
-
-    fn confirm_topic(&mut self) {
-        if self.confirming.is_some() {
-            return;
-        }
-        let (shared, topic) = (Arc::clone(&self.shared), Arc::clone(&self.topic));
-        self.confirming = Some(tokio::spawn(async move {
-            shared.metadata.may_exist(&topic).await
-        }));
-    }
-
-    fn on_confirmed(&mut self, exists: bool) {
-        if exists {
-            return;
-        }
-        let numbers: Vec<u32> = self.partitions.keys().copied().collect();
-        for number in numbers {
-            let partition = self.partitions.get(&number);
-            if partition.is_some_and(|p| !matches!(p.route, Route::Done)) {
-                let gone = Error::new(ErrorKind::UnknownTopic, "the topic does not exist any more");
-                self.finish(number, Some(gone));
-            }
-        }
-    }
-}
-
-/// Waits for the check under way; forever if there is none.
-async fn confirmed(task: &mut Option<tokio::task::JoinHandle<bool>>) -> bool {
-    match task.as_mut() {
-        Some(running) => {
-            let exists = running.await.unwrap_or(true);
-            *task = None;
-            exists
-        }
-        None => std::future::pending().await,
+        partition.cursor.reset(to);
+        let error = error.at(&self.topic.name, partition.number);
+        let moved = Entry::Moved(Moved { from, to, error });
+        let round = partition.round;
+        self.leave(slot);
+        self.buffer.push(slot, round, moved, to);
+        self.start(slot);
     }
 }

@@ -1,5 +1,4 @@
 //! Whole brokers in this process, three to a cluster, over real stores and sockets.
 
 mod cluster;
-mod partitions;
 mod stopping;
