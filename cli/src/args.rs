@@ -100,7 +100,7 @@ pub enum Output {
 pub enum Command {
     /// Run a local cluster in this process
     Dev(Dev),
-    /// Create, list, describe and delete topics
+    /// Create, list, describe, grow and delete topics
     #[command(subcommand)]
     Topic(Topic),
     /// Write lines of standard input, or one file, to a topic
@@ -158,6 +158,14 @@ pub enum Topic {
     Describe {
         /// Name of the topic
         name: String,
+    },
+    /// Raise the number of a topic's partitions; keys move, and the number is never lowered
+    AddPartitions {
+        /// Name of the topic
+        name: String,
+        /// How many partitions the topic has afterwards
+        #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        partitions: u32,
     },
     /// Delete a topic with all its records
     Delete {

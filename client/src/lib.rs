@@ -36,6 +36,9 @@
 //! | `record` | [`Record`], [`RecordMetadata`], [`ConsumedRecord`] |
 //! | `net` | connections, breakers, routes: everything with a deadline |
 //! | `metadata` | the view of the cluster: immutable snapshots that never go back (S28) |
+//! | `codec`, `typed` | [`Codec`], [`TypedProducer`], [`TypedConsumer`]: a program's types in place of bytes |
+//! | `dead_letter` | [`DeadLetter`]: records set aside |
+//! | `trace_context` | [`TraceContext`]: W3C trace context in headers |
 //! | `stats` | [`ClientStats`]: what a client has done, in numbers |
 //! | [`trace`] | names of the `tracing` spans and events |
 //! | `admin` | topics, brokers, offsets |
@@ -46,8 +49,10 @@
 
 mod admin;
 mod client;
+mod codec;
 mod config;
 mod consumer;
+mod dead_letter;
 mod error;
 mod interceptor;
 mod metadata;
@@ -56,17 +61,23 @@ mod producer;
 mod record;
 mod stats;
 pub mod trace;
+mod trace_context;
+mod typed;
 
 pub use admin::{
     BrokerDescription, BrokerState, ClusterInfo, ListedOffset, OffsetSpec, PartitionDescription,
     ReplicaDescription, ReplicaRole, TopicDescription, TopicSpec,
 };
 pub use client::Client;
+#[cfg(feature = "json")]
+pub use codec::JsonCodec;
+pub use codec::{BytesCodec, Codec, CodecError, Utf8Codec};
 pub use config::{Bootstrap, ClientConfig};
 pub use consumer::{
     BatchConsumer, Bound, Buffered, ConsumedBatch, Consumer, ConsumerBuilder, ConsumerControl,
     ConsumerEvent, EventConsumer, OutOfRange, Position,
 };
+pub use dead_letter::{DeadLetter, DeadLetterOrigin};
 pub use error::{EndpointFailure, Error, ErrorKind, OffsetBounds, Outcome, Result};
 pub use interceptor::{HookError, Interceptor, Received};
 pub use producer::{CloseReport, Producer, ProducerConfig, Ticket};
@@ -75,3 +86,5 @@ pub use qute_proto::ids::{BrokerId, ClusterId, TopicId};
 pub use qute_proto::partition::partition_of;
 pub use record::{ConsumedRecord, Record, RecordMetadata};
 pub use stats::{ClientStats, LatencyStats};
+pub use trace_context::{TraceContext, TraceContextLayer};
+pub use typed::{TypedConsumer, TypedProducer, TypedRecord};

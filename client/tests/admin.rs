@@ -100,6 +100,57 @@ async fn create_topic_whose_answer_is_lost_counts_as_created() {
 }
 
 #[tokio::test]
+async fn add_partitions_is_followed_to_the_controller_and_usable_at_once() {
+    let fake = Fake::start(3, 1).await;
+    fake.state.lock().controller = 3;
+    let client = fake.client().await;
+    let topic = client.add_partitions(TOPIC, 4).await.unwrap();
+    assert_eq!(topic.partitions.len(), 4);
+    assert!(topic.partitions.iter().all(|one| one.leader.is_some()));
+    let producer = client.producer(Default::default()).unwrap();
+    let record = Record::to(TOPIC).partition(3).value("x");
+    assert_eq!(producer.send(record).await.unwrap().partition, 3);
+    // As many as there are: nothing is done.
+    let index = fake.state.lock().cluster_index;
+    assert_eq!(
+        client
+            .add_partitions(TOPIC, 4)
+            .await
+            .unwrap()
+            .partitions
+            .len(),
+        4
+    );
+    assert_eq!(fake.state.lock().cluster_index, index);
+}
+
+#[tokio::test]
+async fn add_partitions_whose_answer_is_lost_adds_them_once() {
+    let fake = Fake::start(1, 1).await;
+    fake.state.lock().cut_add = true;
+    let client = fake.client().await;
+    let topic = client.add_partitions(TOPIC, 3).await.unwrap();
+    assert_eq!(topic.partitions.len(), 3);
+    assert_eq!(fake.state.lock().topics[TOPIC].1.len(), 3);
+}
+
+#[tokio::test]
+async fn add_partitions_that_can_not_be_is_refused_with_the_topic_named() {
+    let fake = Fake::start(1, 3).await;
+    let client = fake.client().await;
+    for (name, partitions, kind) in [
+        (TOPIC, 2, ErrorKind::InvalidArgument),
+        (TOPIC, 1025, ErrorKind::InvalidArgument),
+        ("nope", 4, ErrorKind::UnknownTopic),
+    ] {
+        let refused = client.add_partitions(name, partitions).await.unwrap_err();
+        assert_eq!((refused.kind(), refused.topic()), (kind, Some(name)));
+    }
+    let refused = client.add_partitions("../x", 4).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidTopicName);
+}
+
+#[tokio::test]
 async fn create_topic_of_a_bad_name_asks_nobody() {
     let client = Client::lazy(ClientConfig::new(&refused_address().await).unwrap()).unwrap();
     for name in ["", ".", "..", "__x", "a/b", "../x"] {

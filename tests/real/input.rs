@@ -147,6 +147,15 @@ fn topic_name_against_the_rules_fails_on_the_command_line() -> Result<()> {
         .expect(1)?;
     let unknown = ["topic", "create", "odd", "--config", "colour=red"];
     cluster.qute(unknown).run()?.expect(1)?.says("colour")?;
+    let grow = |name, number| {
+        cluster
+            .qute(["topic", "add-partitions", name, number])
+            .run()
+    };
+    grow("none", "9")?.expect(1)?.says("none")?;
+    grow("twice", "2")?.expect(1)?.says("never lowered")?;
+    grow("twice", "5000")?.expect(1)?.says("1 to 1024")?;
+    grow("twice", "8")?.ok()?.says("twice has 8 partitions")?;
     cluster
         .qute(["consume", "twice", "-f", "%z"])
         .run()?

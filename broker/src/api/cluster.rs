@@ -14,10 +14,10 @@ use qute_proto::batch::{BATCH_BYTES_MAX, RECORD_BYTES_MAX, UNCOMPRESSED_BYTES_MA
 use qute_proto::ids::{BrokerId, ClusterId, PartitionId};
 use qute_proto::v1::cluster_server::{Cluster, ClusterServer};
 use qute_proto::v1::{
-    self, BrokerInfo, BrokerState, CreateTopicRequest, CreateTopicResponse, DeleteTopicRequest,
-    DeleteTopicResponse, DescribeClusterRequest, DescribeClusterResponse, ErrorCode, HelloRequest,
-    HelloResponse, Limits, MetadataRequest, MetadataResponse, PartitionInfo, ReplicaInfo,
-    ReplicaRole, TopicInfo, WatchMetadataRequest,
+    self, AddPartitionsRequest, AddPartitionsResponse, BrokerInfo, BrokerState, CreateTopicRequest,
+    CreateTopicResponse, DeleteTopicRequest, DeleteTopicResponse, DescribeClusterRequest,
+    DescribeClusterResponse, ErrorCode, HelloRequest, HelloResponse, Limits, MetadataRequest,
+    MetadataResponse, PartitionInfo, ReplicaInfo, ReplicaRole, TopicInfo, WatchMetadataRequest,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -351,6 +351,24 @@ impl Cluster for ClusterApi {
             Err(error) => CreateTopicResponse {
                 error: Some(error),
                 ..CreateTopicResponse::default()
+            },
+        }))
+    }
+
+    async fn add_partitions(
+        &self,
+        request: Request<AddPartitionsRequest>,
+    ) -> Result<Response<AddPartitionsResponse>, Status> {
+        let outcome = self.controller.add_partitions(request.into_inner()).await;
+        Ok(Response::new(match outcome {
+            Ok((topic, cluster_index)) => AddPartitionsResponse {
+                topic: Some(topic_info(&self.controller, &topic)),
+                cluster_index,
+                error: None,
+            },
+            Err(error) => AddPartitionsResponse {
+                error: Some(error),
+                ..AddPartitionsResponse::default()
             },
         }))
     }

@@ -383,6 +383,18 @@ impl Controller {
         topics::create(request, &self.inner.proposer, self.watch_view(), alive).await
     }
 
+    /// Raises the number of a topic's partitions. See [`topics::add_partitions`].
+    ///
+    /// # Errors
+    /// Typed.
+    pub async fn add_partitions(
+        &self,
+        request: v1::AddPartitionsRequest,
+    ) -> Result<(Arc<Topic>, u64), v1::Error> {
+        let alive = |broker| self.state(broker) != BrokerState::Dead;
+        topics::add_partitions(request, &self.inner.proposer, self.watch_view(), alive).await
+    }
+
     /// Deletes a topic. See [`topics::delete`].
     ///
     /// # Errors

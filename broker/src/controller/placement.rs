@@ -98,6 +98,22 @@ pub fn check(partitions: u32, replicas: u32) -> Result<(), PlacementError> {
     Ok(())
 }
 
+/// Checks how many partitions a topic that has `present` is to have.
+///
+/// # Errors
+/// Fewer, or too many; the text is for people.
+pub fn check_growth(topic: &str, present: u32, wanted: u32) -> Result<(), String> {
+    if wanted > PARTITIONS_MAX {
+        return Err(PlacementError::Partitions(wanted).to_string());
+    }
+    if wanted < present {
+        return Err(format!(
+            "topic `{topic}` has {present} partitions, and their number is never lowered"
+        ));
+    }
+    Ok(())
+}
+
 /// Brokers for each of `partitions` partitions; the first of each is the preferred leader.
 ///
 /// # Errors

@@ -54,6 +54,13 @@ fn refuse<T>(code: ErrorCode, message: impl Into<String>) -> Result<T, Refusal> 
     })
 }
 
+fn invalid(message: &str) -> Refusal {
+    Refusal {
+        code: ErrorCode::InvalidArgument,
+        message: message.to_owned(),
+    }
+}
+
 /// The state machine. Publishes its state after each entry.
 #[derive(Debug)]
 pub struct ClusterState {
@@ -138,6 +145,7 @@ impl ClusterState {
                 .map(|()| None),
             Command::AdmitBroker(admit) => self.admit(admit.broker.unwrap_or_default()).map(Some),
             Command::CreateTopic(create) => self.create_topic(create).map(|()| None),
+            Command::AddPartitions(add) => self.add_partitions(&add).map(|()| None),
             Command::DeleteTopic(delete) => self.delete_topic(&delete).map(|()| None),
             Command::PartitionsBorn(born) => {
                 self.partitions_born(&born);
@@ -264,18 +272,63 @@ impl ClusterState {
                 format!("a topic has 1 to {PARTITIONS_MAX} partitions"),
             );
         }
+        let (partitions, next) = self.place(&create.placement)?;
+        self.next_replica = next;
+        self.put_topic(Topic {
+            settings: TopicSettings::from_config(&create.config),
+            name: create.name,
+            id,
+            config: create.config,
+            partitions,
+        });
+        Ok(())
+    }
+
+    /// By target: proposed again, or after one that went further up, it changes nothing twice.
+    fn add_partitions(&mut self, add: &internal::AddPartitionsCommand) -> Result<(), Refusal> {
+        let topic = TopicId::from_wire(&add.topic_id)
+            .and_then(|id| self.view.topics_by_id.get(&id))
+            .cloned();
+        let Some(topic) = topic else {
+            return refuse(
+                ErrorCode::UnknownTopic,
+                "the topic has been deleted, or made again under another id",
+            );
+        };
+        let present = u32::try_from(topic.partitions.len()).unwrap_or(u32::MAX);
+        placement::check_growth(&topic.name, present, add.partitions)
+            .map_err(|message| invalid(&message))?;
+        let added = add.partitions - present;
+        let placed = u32::try_from(add.placement.len()).unwrap_or(u32::MAX);
+        let passed_over = placed
+            .checked_sub(added)
+            .and_then(|n| usize::try_from(n).ok());
+        let Some(lists) = passed_over.and_then(|n| add.placement.get(n..)) else {
+            return Err(invalid("too few partitions are placed"));
+        };
+        if lists.is_empty() {
+            return Ok(());
+        }
+        let (partitions, next) = self.place(lists)?;
+        self.next_replica = next;
+        let mut topic = Topic::clone(&topic);
+        topic.partitions.extend(partitions);
+        self.put_topic(topic);
+        Ok(())
+    }
+
+    /// S9: first placements with replica ids from the counter on, and where the counter is then.
+    fn place(&self, lists: &[internal::BrokerList]) -> Result<(Vec<Placement>, u64), Refusal> {
         let mut next = self.next_replica;
-        let mut partitions = Vec::with_capacity(create.placement.len());
-        for list in &create.placement {
+        let mut partitions = Vec::with_capacity(lists.len());
+        for list in lists {
             let brokers: Vec<_> = list.broker_ids.iter().copied().map(BrokerId).collect();
             let known = brokers.iter().all(|id| self.view.brokers.contains_key(id));
             if !known || !placement::is_sound(&brokers) {
-                return refuse(
-                    ErrorCode::InvalidArgument,
-                    format!("{brokers:?} is no placement for a partition"),
-                );
+                return Err(invalid(&format!(
+                    "{brokers:?} is no placement for a partition"
+                )));
             }
-            // S9: each id is handed out here, once.
             let first: Vec<Assignment> = brokers
                 .into_iter()
                 .map(|broker| {
@@ -291,18 +344,15 @@ impl ClusterState {
                 born: false,
             });
         }
-        self.next_replica = next;
-        let topic = Arc::new(Topic {
-            settings: TopicSettings::from_config(&create.config),
-            name: create.name,
-            id,
-            config: create.config,
-            partitions,
-        });
+        Ok((partitions, next))
+    }
+
+    /// Under its name and its id alike.
+    fn put_topic(&mut self, topic: Topic) {
+        let topic = Arc::new(topic);
         let view = self.edit();
-        view.topics_by_id.insert(id, Arc::clone(&topic));
+        view.topics_by_id.insert(topic.id, Arc::clone(&topic));
         view.topics.insert(topic.name.clone(), topic);
-        Ok(())
     }
 
     fn delete_topic(&mut self, delete: &internal::DeleteTopicCommand) -> Result<(), Refusal> {
@@ -367,10 +417,7 @@ impl ClusterState {
                     placement.born = true;
                 }
             }
-            let topic = Arc::new(topic);
-            let view = self.edit();
-            view.topics_by_id.insert(id, Arc::clone(&topic));
-            view.topics.insert(topic.name.clone(), topic);
+            self.put_topic(topic);
         }
     }
 

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use qute_proto::internal::{
-    AdmitBroker, BrokerList, CreateTopicCommand, DeleteTopicCommand, PartitionBorn, PartitionsBorn,
-    RegisterBroker, ReplicaDeleted, ReplicasDeleted,
+    AddPartitionsCommand, AdmitBroker, BrokerList, CreateTopicCommand, DeleteTopicCommand,
+    PartitionBorn, PartitionsBorn, RegisterBroker, ReplicaDeleted, ReplicasDeleted,
 };
 
 const CLUSTER: [u8; 16] = [7; 16];
@@ -56,12 +56,24 @@ fn create(name: &str, id: u8, placement: &[&[u64]]) -> Command {
         name: name.to_owned(),
         topic_id: topic_id(id),
         config: BTreeMap::from([("segment_bytes".to_owned(), "65536".to_owned())]),
-        placement: placement
-            .iter()
-            .map(|ids| BrokerList {
-                broker_ids: ids.to_vec(),
-            })
-            .collect(),
+        placement: lists(placement),
+    })
+}
+
+fn lists(placement: &[&[u64]]) -> Vec<BrokerList> {
+    placement
+        .iter()
+        .map(|ids| BrokerList {
+            broker_ids: ids.to_vec(),
+        })
+        .collect()
+}
+
+fn add(id: u8, partitions: u32, placement: &[&[u64]]) -> Command {
+    Command::AddPartitions(AddPartitionsCommand {
+        topic_id: topic_id(id),
+        partitions,
+        placement: lists(placement),
     })
 }
 
@@ -292,6 +304,86 @@ fn s10_first_placement_stays_and_birth_is_kept() {
 }
 
 #[test]
+fn s9_s10_added_partitions_get_new_replica_ids_and_a_first_placement_of_their_own() {
+    let mut machine = Machine::founded();
+    machine.accepted(create("t", 10, &[&[1, 2, 3]]));
+    machine.accepted(create("u", 11, &[&[1]]));
+    machine.accepted(born(10, 0));
+    let before = machine.state.view().topics["t"].partitions[0].clone();
+    machine.accepted(add(10, 3, &[&[2, 3, 1], &[3, 1, 2]]));
+    let view = machine.state.view();
+    let topic = &view.topics["t"];
+    assert_eq!(topic, &view.topics_by_id[&topic.id]);
+    assert_eq!(topic.partitions[0], before);
+    let ids = |at: usize| -> Vec<u64> {
+        let placement: &Placement = &topic.partitions[at];
+        assert_eq!(placement.first, placement.replicas);
+        assert!(!placement.born && placement.version == 1);
+        placement.replicas.iter().map(|a| a.replica.0).collect()
+    };
+    assert_eq!((ids(1), ids(2)), (vec![5, 6, 7], vec![8, 9, 10]));
+    // Deleted whole (S22).
+    machine.accepted(delete("t", 10));
+    assert_eq!(machine.state.view().tombstones.len(), 9);
+}
+
+#[test]
+fn partitions_added_again_or_behind_another_command_are_not_added_twice() {
+    let mut machine = Machine::founded();
+    machine.accepted(create("t", 10, &[&[1], &[2]]));
+    let four = || add(10, 4, &[&[3], &[1]]);
+    machine.accepted(four());
+    let after = machine.state.view().topics["t"].clone();
+    machine.accepted(four());
+    assert_eq!(machine.state.view().topics["t"], after);
+    // Chosen when there were two: what has been placed since is passed over.
+    machine.accepted(add(10, 5, &[&[1], &[1], &[2]]));
+    let topic = &machine.state.view().topics["t"];
+    assert_eq!(topic.partitions[..4], after.partitions[..]);
+    assert_eq!(topic.partitions[4].replicas[0].broker, BrokerId(2));
+    assert_eq!(topic.partitions[4].replicas[0].replica, ReplicaId(5));
+}
+
+#[test]
+fn partitions_that_can_not_be_added_are_refused() {
+    let mut machine = Machine::founded();
+    machine.accepted(create("t", 10, &[&[1], &[2]]));
+    for (command, code) in [
+        (add(9, 3, &[&[1]]), ErrorCode::UnknownTopic),
+        (add(10, 1, &[]), ErrorCode::InvalidArgument),
+        (add(10, 0, &[]), ErrorCode::InvalidArgument),
+        (add(10, 3, &[]), ErrorCode::InvalidArgument),
+        (add(10, 4, &[&[1]]), ErrorCode::InvalidArgument),
+        (add(10, 3, &[&[1, 2]]), ErrorCode::InvalidArgument),
+        (add(10, 3, &[&[9]]), ErrorCode::InvalidArgument),
+        (add(10, PARTITIONS_MAX + 1, &[]), ErrorCode::InvalidArgument),
+        (add(10, u32::MAX, &[]), ErrorCode::InvalidArgument),
+    ] {
+        assert_eq!(machine.refused(command.clone()).0, code, "{command:?}");
+    }
+    let (_, message) = machine.refused(add(10, 1, &[]));
+    assert!(message.contains("never lowered"), "{message}");
+    // Made again under the same name: another incarnation.
+    machine.accepted(delete("t", 10));
+    machine.accepted(create("t", 11, &[&[1]]));
+    assert_eq!(
+        machine.refused(add(10, 3, &[&[1]])).0,
+        ErrorCode::UnknownTopic
+    );
+}
+
+#[test]
+fn add_partitions_command_golden_bytes() {
+    let command = ClusterCommand {
+        command: Some(add(10, 3, &[&[2, 300]])),
+    };
+    let mut golden = vec![0x42, 27, 0x0a, 16];
+    golden.extend([10; 16]);
+    golden.extend([0x10, 3, 0x1a, 5, 0x0a, 3, 2, 0xac, 0x02]);
+    assert_eq!(command.encode_to_vec(), golden);
+}
+
+#[test]
 fn births_of_several_topics_come_in_one_command() {
     let mut machine = Machine::founded();
     machine.accepted(create("t", 10, &[&[1], &[1], &[1]]));
@@ -338,6 +430,15 @@ fn command() -> impl Strategy<Value = Command> {
                 let lists: Vec<&[u64]> = placement.iter().map(Vec::as_slice).collect();
                 create(&format!("t{name}"), id, &lists)
             }),
+        (
+            id.clone(),
+            0..7u32,
+            proptest::collection::vec(proptest::collection::vec(1..6u64, 1..4), 0..4)
+        )
+            .prop_map(|(id, partitions, placement)| {
+                let lists: Vec<&[u64]> = placement.iter().map(Vec::as_slice).collect();
+                add(id, partitions, &lists)
+            }),
         (id.clone(), id.clone()).prop_map(|(name, id)| delete(&format!("t{name}"), id)),
         (id.clone(), 0..4u32).prop_map(|(id, p)| born(id, p)),
         (id, 0..4u32, 1..40u64).prop_map(|(id, p, r)| deleted(id, p, r)),
@@ -374,13 +475,19 @@ proptest! {
             prop_assert_eq!(&*whole.watched.borrow(), after);
             prop_assert!(after.index == before.index + 1);
             for (id, topic) in &after.topics_by_id {
-                if !before.topics_by_id.contains_key(id) {
-                    for assignment in topic.partitions.iter().flat_map(|p| &p.replicas) {
+                let known = before.topics_by_id.get(id);
+                let known = known.map_or(0, |topic| topic.partitions.len());
+                prop_assert!(topic.partitions.len() >= known);
+                let first = topics_seen
+                    .entry((*id, topic.partitions[0].first[0].replica.0))
+                    .or_default();
+                for placement in &topic.partitions[known..] {
+                    for assignment in &placement.replicas {
                         prop_assert!(seen.insert(assignment.replica), "S9: id handed out twice");
                     }
-                    topics_seen.insert((*id, topic.partitions[0].first[0].replica.0), topic.partitions.clone());
+                    first.push(placement.clone());
                 }
-                let first = &topics_seen[&(*id, topic.partitions[0].first[0].replica.0)];
+                prop_assert_eq!(topic.partitions.len(), first.len());
                 for (now, then) in topic.partitions.iter().zip(first) {
                     prop_assert_eq!(&now.first, &then.first, "S10");
                     prop_assert!(now.version >= then.version, "S16");

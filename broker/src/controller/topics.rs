@@ -1,4 +1,4 @@
-//! Creating and deleting topics, at the leader of `__cluster`.
+//! Creating, growing and deleting topics, at the leader of `__cluster`.
 //!
 //! What can be refused without asking anybody (names, numbers, settings) is refused by any
 //! broker; everything else by the confirmed leader only, so its word is final.
@@ -11,7 +11,8 @@ use bytes::Bytes;
 use prost::Message as _;
 use qute_proto::ids::{BrokerId, TopicId};
 use qute_proto::internal::{
-    BrokerList, ClusterCommand, CreateTopicCommand, DeleteTopicCommand, cluster_command::Command,
+    AddPartitionsCommand, BrokerList, ClusterCommand, CreateTopicCommand, DeleteTopicCommand,
+    cluster_command::Command,
 };
 use qute_proto::topic;
 use qute_proto::v1::{self, ErrorCode};
@@ -39,6 +40,21 @@ fn refused(problem: PlacementError) -> v1::Error {
         PlacementError::Replicas(_) | PlacementError::Partitions(_) => ErrorCode::InvalidArgument,
     };
     error(code, problem.to_string())
+}
+
+fn lists(placed: Vec<Vec<BrokerId>>) -> Vec<BrokerList> {
+    let list = |brokers: Vec<BrokerId>| BrokerList {
+        broker_ids: brokers.into_iter().map(|broker| broker.0).collect(),
+    };
+    placed.into_iter().map(list).collect()
+}
+
+/// The word of the confirmed leader of `__cluster`: final.
+fn unknown(message: String) -> v1::Error {
+    v1::Error {
+        authoritative: true,
+        ..error(ErrorCode::UnknownTopic, message)
+    }
 }
 
 /// Creates a topic; the decision is committed and in this broker's view on return.
@@ -88,12 +104,7 @@ pub async fn create(
         name: request.name.clone(),
         topic_id: id.to_wire(),
         config,
-        placement: placed
-            .into_iter()
-            .map(|brokers| BrokerList {
-                broker_ids: brokers.into_iter().map(|broker| broker.0).collect(),
-            })
-            .collect(),
+        placement: lists(placed),
     }));
     let decided = decide(proposer, command, &mut view).await?;
     let topic = view.borrow().topics_by_id.get(&id).cloned();
@@ -110,6 +121,73 @@ pub async fn create(
             ),
         )),
     }
+}
+
+/// Raises the number of a topic's partitions; the decision is committed and in this broker's view
+/// on return. As many as there are already: nothing is done.
+///
+/// # Errors
+/// Typed; `UNKNOWN_TOPIC` from here is final.
+///
+/// # Cancel safety
+/// A dropped call may have added the partitions.
+pub async fn add_partitions(
+    request: v1::AddPartitionsRequest,
+    proposer: &Proposer,
+    mut view: watch::Receiver<Arc<ClusterView>>,
+    alive: impl Fn(BrokerId) -> bool,
+) -> Result<(Arc<Topic>, u64), v1::Error> {
+    topic::check_name(&request.name)
+        .map_err(|problem| error(ErrorCode::InvalidTopicName, problem.to_string()))?;
+    let wanted_id = match request.topic_id.as_ref() {
+        [] => None,
+        bytes => match TopicId::from_wire(bytes) {
+            Some(id) => Some(id),
+            None => {
+                let text = format!("a topic id has 16 bytes, not {}", bytes.len());
+                return Err(error(ErrorCode::InvalidArgument, text));
+            }
+        },
+    };
+    placement::check(request.partitions, 1).map_err(refused)?;
+    proposer.confirm().await?;
+    let now = Arc::clone(&view.borrow_and_update());
+    let Some(topic) = now.topics.get(&request.name) else {
+        let text = format!("topic `{}` does not exist", request.name);
+        return Err(unknown(text));
+    };
+    if wanted_id.is_some_and(|id| id != topic.id) {
+        return Err(unknown(format!(
+            "topic `{}` was deleted and made again: it has another id now",
+            request.name
+        )));
+    }
+    let present = u32::try_from(topic.partitions.len()).unwrap_or(u32::MAX);
+    placement::check_growth(&topic.name, present, request.partitions)
+        .map_err(|text| error(ErrorCode::InvalidArgument, text))?;
+    if request.partitions == present {
+        return Ok((Arc::clone(topic), now.index));
+    }
+    // As many replicas as the topic's partitions have.
+    let replicas = topic.partitions.iter().map(|one| one.replicas.len()).max();
+    let replicas = u32::try_from(replicas.unwrap_or(1)).unwrap_or(1);
+    let candidates = placement::candidates(&now, alive);
+    let placed = placement::place(candidates, request.partitions - present, replicas);
+    let command = encode(Command::AddPartitions(AddPartitionsCommand {
+        topic_id: topic.id.to_wire(),
+        partitions: request.partitions,
+        placement: lists(placed.map_err(refused)?),
+    }));
+    let decided = decide(proposer, command, &mut view).await?;
+    let grown = view.borrow().topics_by_id.get(&topic.id).cloned();
+    let Some(grown) = grown else {
+        let text = format!("topic `{}` has been deleted meanwhile", request.name);
+        return Err(unknown(text));
+    };
+    tracing::info!(
+        topic = topic.name, id = %topic.id, partitions = grown.partitions.len(), "partitions added"
+    );
+    Ok((grown, decided.index))
 }
 
 /// Deletes a topic; the decision is committed on return, the files go soon after.
@@ -129,13 +207,7 @@ pub async fn delete(
     proposer.confirm().await?;
     let topic = view.borrow_and_update().topics.get(&request.name).cloned();
     let Some(topic) = topic else {
-        return Err(v1::Error {
-            authoritative: true,
-            ..error(
-                ErrorCode::UnknownTopic,
-                format!("topic `{}` does not exist", request.name),
-            )
-        });
+        return Err(unknown(format!("topic `{}` does not exist", request.name)));
     };
     let command = encode(Command::DeleteTopic(DeleteTopicCommand {
         name: topic.name.clone(),
@@ -153,7 +225,12 @@ async fn decide(
 ) -> Result<Decided, v1::Error> {
     let decided = proposer.propose_here(command, DECIDE_DEADLINE).await?;
     if let Some(refusal) = decided.refusal() {
-        return Err(refusal);
+        // The log decides, so its word is final.
+        let authoritative = refusal.code() == ErrorCode::UnknownTopic;
+        return Err(v1::Error {
+            authoritative,
+            ..refusal
+        });
     }
     // The view is published before the command is answered.
     view.borrow_and_update();

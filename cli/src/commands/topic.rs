@@ -1,4 +1,4 @@
-//! `qute topic create|list|describe|delete`.
+//! `qute topic create|list|describe|add-partitions|delete`.
 
 use std::collections::BTreeMap;
 
@@ -30,6 +30,9 @@ pub async fn run(command: args::Topic, global: &Global) -> Result<Exit, Failure>
         }
         args::Topic::List => list(global).await,
         args::Topic::Describe { name } => describe(&name, global).await,
+        args::Topic::AddPartitions { name, partitions } => {
+            add_partitions(&name, partitions, global).await
+        }
         args::Topic::Delete { name } => delete(&name, global).await,
     }
 }
@@ -99,6 +102,23 @@ async fn describe(name: &str, global: &Global) -> Result<Exit, Failure> {
         .await
         .map_err(|error| failure(&error))?;
     output::print(&described(topic), global.output)
+}
+
+async fn add_partitions(name: &str, partitions: u32, global: &Global) -> Result<Exit, Failure> {
+    checked(name)?;
+    let client = connect(global).await?;
+    let topic = client
+        .add_partitions(name, partitions)
+        .await
+        .map_err(|error| failure(&error))?;
+    match global.output {
+        Output::Json | Output::Jsonl => output::print(&described(topic), global.output),
+        Output::Table | Output::Raw => {
+            let number = counted(topic.partitions.len(), "partition");
+            say(format_args!("topic {name} has {number} now"));
+            Ok(Exit::Done)
+        }
+    }
 }
 
 async fn delete(name: &str, global: &Global) -> Result<Exit, Failure> {

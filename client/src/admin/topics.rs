@@ -1,4 +1,4 @@
-//! Create, list, describe and delete topics.
+//! Create, grow, list, describe and delete topics.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -66,16 +66,49 @@ impl Client {
             }
             Err(Refused { error, .. }) => return Err(error.with_topic(&spec.name.as_str().into())),
         };
-        let topic = self
-            .until_served(&spec.name, id, cluster_index, deadline)
-            .await?;
-        self.shared
-            .metadata
-            .refresh_to(cluster_index, deadline)
-            .await?;
-        // The leaders that the brokers told; their views are older news to the cache at worst.
-        let _ = timeout_at(deadline, self.shared.metadata.refresh()).await;
-        Ok(topic)
+        self.until_usable(&spec.name, id, cluster_index, deadline)
+            .await
+    }
+
+    /// Raises the number of a topic's partitions to `partitions`. Returns once every partition has
+    /// a leader and every broker that answers knows about it. As many as there are already: nothing
+    /// is done. The number is never lowered.
+    ///
+    /// **Keys move**: a key's partition depends on how many there are, so the order of a key's
+    /// records holds within each number of partitions only. New partitions start empty; running
+    /// producers use them, and consumers of the whole topic read them from their start.
+    ///
+    /// Retries by itself until the client's call timeout. The number is a target, so a first attempt
+    /// whose answer was lost does no harm; and only the topic's incarnation at the time of the call
+    /// is meant, never one made since under the same name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownTopic`]; [`ErrorKind::InvalidArgument`] for fewer partitions than there
+    /// are or more than there may be; [`ErrorKind::NotEnoughBrokers`], [`ErrorKind::Timeout`].
+    ///
+    /// # Cancel safety
+    /// A dropped call may have added the partitions; calling it again is safe.
+    pub async fn add_partitions(&self, name: &str, partitions: u32) -> Result<TopicDescription> {
+        check_name(name).map_err(|error| Error::topic_name(&error))?;
+        let deadline = Instant::now() + self.shared.config.call_timeout;
+        // Which incarnation: by the controller's word, as what is known here may be an older one.
+        self.shared.metadata.first_view(deadline).await?;
+        self.shared.metadata.ask_controller(deadline).await?;
+        let Some(topic) = self.shared.metadata.known_topic(name) else {
+            let error = Error::new(ErrorKind::UnknownTopic, "the topic does not exist");
+            return Err(error.with_topic(&name.into()));
+        };
+        let request = v1::AddPartitionsRequest {
+            name: name.to_owned(),
+            partitions,
+            topic_id: topic.id.to_wire(),
+        };
+        let call =
+            async |mut client: ClusterClient<Channel>| client.add_partitions(request.clone()).await;
+        let reply = at_controller(&self.shared, deadline, call, |reply| reply.error.as_ref()).await;
+        let reply = reply.map_err(|refused| refused.error.with_topic(&name.into()))?;
+        self.until_usable(name, Some(topic.id), reply.cluster_index, deadline)
+            .await
     }
 
     /// All topics, by name, without offsets.
@@ -194,6 +227,24 @@ impl Client {
         }))
     }
 
+    /// Waits until the topic can be used through every broker that answers, and from this client.
+    async fn until_usable(
+        &self,
+        name: &str,
+        id: Option<TopicId>,
+        cluster_index: u64,
+        deadline: Instant,
+    ) -> Result<TopicDescription> {
+        let topic = self.until_served(name, id, cluster_index, deadline).await?;
+        self.shared
+            .metadata
+            .refresh_to(cluster_index, deadline)
+            .await?;
+        // The leaders that the brokers told; their views are older news to the cache at worst.
+        let _ = timeout_at(deadline, self.shared.metadata.refresh()).await;
+        Ok(topic)
+    }
+
     /// Waits until every broker that answers knows the topic and all its leaders.
     async fn until_served(
         &self,
@@ -274,7 +325,7 @@ impl Client {
             if until >= deadline {
                 return Err(Error::new(
                     ErrorKind::Timeout,
-                    "the topic is created, but not every partition has a leader yet",
+                    "the topic is decided, but not every partition has a leader yet",
                 )
                 .with_topic(&name.into()));
             }

@@ -81,6 +81,8 @@ pub struct State {
     pub fetch_overdraft: i64,
     /// Create calls: write the topic, then fail the call.
     pub cut_create: bool,
+    /// The next call to add partitions: add them, then fail the call.
+    pub cut_add: bool,
     /// What brokers that are cut off from the others believe.
     pub old_views: BTreeMap<u64, v1::MetadataResponse>,
     pub flip_bit_in_fetch: bool,
@@ -127,6 +129,7 @@ impl Fake {
             cut_fetch_after: None,
             fetch_overdraft: 0,
             cut_create: false,
+            cut_add: false,
             old_views: BTreeMap::new(),
             flip_bit_in_fetch: false,
             fetched_bytes: 0,
@@ -716,6 +719,54 @@ impl Cluster for Endpoint {
                 return Err(Status::unavailable("cut"));
             }
             Ok(Response::new(v1::CreateTopicResponse {
+                topic: Some(info),
+                cluster_index: state.cluster_index,
+                error: None,
+            }))
+        })
+    }
+
+    async fn add_partitions(
+        &self,
+        request: Request<v1::AddPartitionsRequest>,
+    ) -> Result<Response<v1::AddPartitionsResponse>, Status> {
+        let request = request.into_inner();
+        let refuse = |error| {
+            Ok(Response::new(v1::AddPartitionsResponse {
+                error: Some(error),
+                ..Default::default()
+            }))
+        };
+        self.fake.change(|state| {
+            if state.controller != self.broker {
+                return refuse(not_leader(state.controller, 1));
+            }
+            let topic = state.topics.get_mut(&request.name);
+            let same =
+                |id: &TopicId| request.topic_id.is_empty() || id.to_wire() == request.topic_id;
+            let Some((id, partitions)) = topic.filter(|(id, _)| same(id)) else {
+                return refuse(v1::Error {
+                    authoritative: true,
+                    ..error(ErrorCode::UnknownTopic)
+                });
+            };
+            let wanted = request.partitions as usize;
+            if wanted < partitions.len() || wanted > 1024 {
+                return refuse(error(ErrorCode::InvalidArgument));
+            }
+            if wanted > partitions.len() {
+                state.cluster_index += 1;
+                let leader = partitions.first().map_or((1, 1), |first| first.leader);
+                partitions.resize_with(wanted, || Partition {
+                    leader,
+                    ..Partition::default()
+                });
+            }
+            let info = topic_info(&request.name, &(*id, partitions.clone()));
+            if std::mem::take(&mut state.cut_add) {
+                return Err(Status::unavailable("cut"));
+            }
+            Ok(Response::new(v1::AddPartitionsResponse {
                 topic: Some(info),
                 cluster_index: state.cluster_index,
                 error: None,

@@ -1,12 +1,13 @@
 //! A cluster of whole brokers for the tests beside this file.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use qute_proto::v1::cluster_client::ClusterClient;
+use qute_proto::v1::{CreateTopicRequest, MetadataRequest, TopicInfo};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
@@ -130,6 +131,53 @@ impl Cluster {
             broker.is_some_and(|broker| broker.broker_id().0 == leader)
         };
         self.brokers.iter().position(is_leader)
+    }
+
+    /// A topic with three replicas, once all of its partitions have a leader in every view.
+    pub(super) async fn create_topic(&self, name: &str, partitions: u32) -> TopicInfo {
+        let end = tokio::time::Instant::now() + LONG;
+        let index = loop {
+            let leader = self.controller_seen_by(0).unwrap_or(0);
+            let request = CreateTopicRequest {
+                name: name.to_owned(),
+                partitions,
+                replicas: 3,
+                config: HashMap::from([("segment_bytes".to_owned(), "65536".to_owned())]),
+            };
+            let answer = self.admin(leader).await.create_topic(request).await;
+            let answer = answer.unwrap().into_inner();
+            match answer.error {
+                None => break answer.cluster_index,
+                Some(error) => assert!(tokio::time::Instant::now() < end, "{error:?}"),
+            }
+        };
+        let mut led = None;
+        for at in 0..self.brokers.len() {
+            led = Some(self.led_topic(at, name, index).await);
+        }
+        led.unwrap()
+    }
+
+    /// The topic as one broker sees it from that index on, once all partitions have leaders.
+    pub(super) async fn led_topic(&self, at: usize, name: &str, index: u64) -> TopicInfo {
+        let mut admin = self.admin(at).await;
+        let end = tokio::time::Instant::now() + LONG;
+        loop {
+            let request = MetadataRequest {
+                min_cluster_index: index,
+                topics: vec![name.to_owned()],
+                authoritative: false,
+            };
+            let view = admin.metadata(request).await.unwrap().into_inner();
+            let topic = view.topics.into_iter().next();
+            if let Some(topic) = topic
+                && topic.partitions.iter().all(|one| one.leader != 0)
+            {
+                return topic;
+            }
+            assert!(tokio::time::Instant::now() < end, "no leaders");
+            tokio::time::sleep(POLL).await;
+        }
     }
 
     pub(super) async fn abort(&mut self, at: usize) {

@@ -1,4 +1,5 @@
 //! Whole brokers in this process, three to a cluster, over real stores and sockets.
 
 mod cluster;
+mod partitions;
 mod stopping;
