@@ -10,7 +10,7 @@ use crate::config::ClientConfig;
 use crate::consumer::ConsumerBuilder;
 use crate::error::Result;
 use crate::metadata::MetadataCache;
-use crate::net::Connections;
+use crate::net::{Connections, Resolver, system_resolver};
 use crate::producer::{Producer, ProducerConfig};
 use crate::stats::{ClientStats, Stats};
 
@@ -41,6 +41,14 @@ impl Client {
         Self::connect_with(ClientConfig::new(bootstrap)?).await
     }
 
+    /// Connects with the settings that the environment gives: see [`ClientConfig::from_env`].
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub async fn from_env() -> Result<Self> {
+        Self::connect_with(ClientConfig::from_env()?).await
+    }
+
     /// Connects with the given settings: tries all addresses and returns once one of them has
     /// given its view of the cluster.
     ///
@@ -59,15 +67,24 @@ impl Client {
     /// # Errors
     /// [`crate::ErrorKind::Config`].
     pub fn lazy(config: ClientConfig) -> Result<Self> {
+        Self::resolving(config, Arc::new(system_resolver))
+    }
+
+    /// The same with a resolver of names.
+    pub(crate) fn resolving(config: ClientConfig, resolver: Arc<Resolver>) -> Result<Self> {
         let config = Arc::new(config.capped());
         let stats = Arc::new(Stats::default());
-        let connections = Arc::new(Connections::new(Arc::clone(&config), Arc::clone(&stats)));
+        let connections = Arc::new(Connections::with_resolver(
+            Arc::clone(&config),
+            Arc::clone(&stats),
+            resolver,
+        ));
         let metadata = Arc::new(MetadataCache::new(
             Arc::clone(&config),
             Arc::clone(&connections),
         ));
         let stop = CancellationToken::new();
-        crate::metadata::spawn_watch(Arc::clone(&metadata), stop.clone());
+        crate::metadata::spawn_upkeep(Arc::clone(&metadata), stop.clone());
         Ok(Self {
             shared: Arc::new(Shared {
                 config,

@@ -1,5 +1,7 @@
 //! Settings of a client: where to begin, limits. Those of producers and consumers stand with them.
 
+mod env;
+
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::interceptor::{Hooks, Interceptor};
 
 const SCHEME: &str = "qute://";
+const SECURE_SCHEME: &str = "qutes://";
 const DEFAULT_PORT: u16 = 7700;
 /// No time limit is longer: "for ever" still has to make a deadline.
 const LIMIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -16,7 +19,8 @@ pub(crate) fn capped(limit: Duration) -> Duration {
 }
 
 /// A list of broker addresses to begin with: `host:port,host:port` or `qute://host,host`. A
-/// missing port is 7700.
+/// missing port is 7700. A few brokers are enough: the cluster tells of the rest. Names are
+/// resolved anew whenever a connection is made, and all addresses of a name are tried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bootstrap(Vec<String>);
 
@@ -32,15 +36,23 @@ impl FromStr for Bootstrap {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let text = text.trim();
-        let list = text.strip_prefix(SCHEME).unwrap_or(text);
-        let list = list.strip_suffix('/').unwrap_or(list);
         let mut addresses: Vec<String> = Vec::new();
-        for item in list
-            .split(',')
-            .map(str::trim)
-            .filter(|item| !item.is_empty())
-        {
+        for item in text.split(',') {
+            let item = item.trim();
+            if has_scheme(item, SECURE_SCHEME) {
+                return Err(Error::config(format!(
+                    "{item:?} asks for TLS, which this version of the client does not have yet: \
+                     use {SCHEME} inside a network that you trust"
+                )));
+            }
+            let item = match item.get(SCHEME.len()..) {
+                Some(rest) if has_scheme(item, SCHEME) => rest,
+                _ => item,
+            };
+            let item = item.strip_suffix('/').unwrap_or(item);
+            if item.is_empty() {
+                continue;
+            }
             let address = with_port(item)?;
             if !addresses.contains(&address) {
                 addresses.push(address);
@@ -55,6 +67,12 @@ impl FromStr for Bootstrap {
     }
 }
 
+/// Schemes are written in any case.
+fn has_scheme(item: &str, scheme: &str) -> bool {
+    item.get(..scheme.len())
+        .is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+}
+
 /// `host`, `host:port`, `[v6]`, `[v6]:port`.
 fn with_port(item: &str) -> Result<String> {
     let bad = |why: &str| {
@@ -62,7 +80,7 @@ fn with_port(item: &str) -> Result<String> {
             "bootstrap address {item:?} {why}: it should read host:port"
         ))
     };
-    if item.contains("://") || item.contains('/') || item.contains(char::is_whitespace) {
+    if item.contains("://") || item.contains(['/', '@']) || item.contains(char::is_whitespace) {
         return Err(bad("is not an address"));
     }
     let (host, port) = if let Some(rest) = item.strip_prefix('[') {
@@ -232,6 +250,7 @@ mod tests {
             ("127.0.0.1:7700", &["127.0.0.1:7700"][..]),
             ("a:1, b:2,,a:1", &["a:1", "b:2"]),
             ("qute://a,b:9/", &["a:7700", "b:9"]),
+            ("QUTE://a,qute://b:9,c/", &["a:7700", "b:9", "c:7700"]),
             ("[::1]:7701,[::2]", &["[::1]:7701", "[::2]:7700"]),
         ] {
             assert_eq!(
@@ -243,12 +262,22 @@ mod tests {
     }
 
     #[test]
+    fn bootstrap_that_asks_for_tls_is_told_that_there_is_none_yet() {
+        for text in ["qutes://a:1,b:2", "Qutes://a", "a:1,qutes://b"] {
+            let error = text.parse::<Bootstrap>().unwrap_err();
+            assert!(error.to_string().contains("TLS"), "{error}");
+        }
+    }
+
+    #[test]
     fn bootstrap_nonsense_is_refused() {
         for text in [
             "",
             ",",
             "qute://",
             "http://a:1",
+            "qute://user@a:1/x",
+            "qute:///",
             "a:0",
             "a:99999",
             "a:b",

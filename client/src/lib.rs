@@ -47,6 +47,9 @@
 
 #![warn(missing_docs)]
 
+#[cfg(test)]
+extern crate self as qute_client;
+
 mod admin;
 mod client;
 mod codec;
@@ -63,6 +66,11 @@ mod stats;
 pub mod trace;
 mod trace_context;
 mod typed;
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "test code")]
+#[path = "../tests/fake/mod.rs"]
+mod fake;
 
 pub use admin::{
     BrokerDescription, BrokerState, ClusterInfo, ListedOffset, OffsetSpec, PartitionDescription,

@@ -18,7 +18,7 @@ use super::{
 use crate::client::{Client, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metadata::ControllerRoute;
-use crate::net::{Address, Backoff, CallError, Lane, STAGGER, cluster_client, race};
+use crate::net::{Address, Backoff, CallError, Lane, cluster_client};
 
 /// How long `describe` waits for offsets of partitions whose leader does not answer.
 const OFFSETS_TIMEOUT: Duration = Duration::from_secs(2);
@@ -204,18 +204,7 @@ impl Client {
 
     /// The view of any broker that is not older than ours (S28).
     async fn view(&self, topics: Vec<String>, deadline: Instant) -> Result<v1::MetadataResponse> {
-        let metadata = &self.shared.metadata;
-        metadata.first_view(deadline).await?;
-        let request = v1::MetadataRequest {
-            min_cluster_index: metadata.load().cluster_index,
-            topics,
-            authoritative: false,
-        };
-        let ask = |address: Address| {
-            let request = request.clone();
-            async move { metadata_of(&self.shared, &address, request, deadline).await }
-        };
-        race(metadata.endpoints(), STAGGER, deadline, ask).await
+        self.shared.metadata.view_of_any(topics, deadline).await
     }
 
     async fn has_shape(&self, spec: &TopicSpec, deadline: Instant) -> Result<bool> {

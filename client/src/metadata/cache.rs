@@ -1,47 +1,53 @@
-//! The present view, its refresh (one in flight, however many callers fail), and the watch task
-//! that has it pushed.
+//! The present view, and its refresh: one in flight, however many callers fail.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use qute_proto::ids::{BrokerId, ClusterId};
 use qute_proto::v1;
 use rand::seq::SliceRandom;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout, timeout_at};
-use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, debug, debug_span, field};
+use tokio::time::{Instant, timeout_at};
+use tracing::{Instrument, debug_span, field};
 
+use super::controller::ControllerRoute;
+use super::single_flight::SingleFlight;
 use super::snapshot::{Leader, Metadata, Topic};
 use crate::config::ClientConfig;
 use crate::error::{Error, ErrorKind, Result};
-use crate::net::{Address, Backoff, Connections, Lane, STAGGER, call_error, cluster_client, race};
+use crate::net::{Address, Connections, Lane, Question, ask_any, cluster_client};
 use crate::trace;
 
 /// Limit of one refresh over all endpoints.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit of one endpoint's answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Limit of asking the leader of `__cluster` whether a topic is gone.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The present view of the cluster.
 pub(crate) struct MetadataCache {
-    config: Arc<ClientConfig>,
-    connections: Arc<Connections>,
+    pub(super) config: Arc<ClientConfig>,
+    pub(super) connections: Arc<Connections>,
     view: ArcSwap<Metadata>,
     /// Counts views; notifies of each.
     version: watch::Sender<u64>,
     /// Held while a view is replaced, so that of two writers neither is lost.
     replacing: Mutex<()>,
-    refreshing: tokio::sync::Mutex<Refreshed>,
-    /// How many refreshes have begun.
-    begun: std::sync::atomic::AtomicU64,
+    first: SingleFlight,
+    refreshing: SingleFlight,
+    confirming: SingleFlight,
     /// Wakes the task that refreshes for those who do not wait themselves.
-    refresh_wanted: Notify,
+    pub(super) refresh_wanted: Notify,
+    /// Wakes the task that watches, to go on elsewhere.
+    pub(super) watch_doubted: Notify,
+    /// The broker that pushes.
+    watched: Mutex<Option<Address>>,
+    heard_at: Mutex<Instant>,
     /// Brokers that the next refresh asks last.
     doubted: Mutex<BTreeSet<BrokerId>>,
 }
@@ -73,13 +79,6 @@ impl Incarnation {
     }
 }
 
-/// The last refresh that completed.
-#[derive(Default)]
-struct Refreshed {
-    number: u64,
-    result: Option<Result<()>>,
-}
-
 impl MetadataCache {
     pub(crate) fn new(config: Arc<ClientConfig>, connections: Arc<Connections>) -> Self {
         Self {
@@ -88,9 +87,13 @@ impl MetadataCache {
             view: ArcSwap::default(),
             version: watch::Sender::new(0),
             replacing: Mutex::new(()),
-            refreshing: tokio::sync::Mutex::default(),
-            begun: std::sync::atomic::AtomicU64::new(0),
+            first: SingleFlight::default(),
+            refreshing: SingleFlight::default(),
+            confirming: SingleFlight::default(),
             refresh_wanted: Notify::new(),
+            watch_doubted: Notify::new(),
+            watched: Mutex::default(),
+            heard_at: Mutex::new(Instant::now()),
             doubted: Mutex::default(),
         }
     }
@@ -110,11 +113,12 @@ impl MetadataCache {
         self.view.load().topic(name).cloned()
     }
 
-    /// Whether a leader of a newer epoch is known for a partition of this incarnation.
+    /// Whether a leader of a newer epoch, and where it is, is known for a partition of this incarnation.
     pub(crate) fn newer_leader(&self, topic: &Topic, partition: u32, than: Option<Leader>) -> bool {
         let view = self.view.load();
         view.topic_by_id(&topic.name, topic.id)
             .and_then(|topic| topic.leader(partition))
+            .filter(|known| view.address(known.broker).is_some())
             .is_some_and(|known| than.is_none_or(|than| known.epoch > than.epoch))
     }
 
@@ -129,6 +133,7 @@ impl MetadataCache {
             // S28: it is the one that the views are pinned to.
             self.connections.expect_cluster(cluster);
         }
+        *self.heard_at.lock() = Instant::now();
         if let Some(next) = next {
             self.connections.stats.metadata_updates.increment();
             self.replace(next);
@@ -155,6 +160,14 @@ impl MetadataCache {
     }
 
     fn replace(&self, next: Metadata) {
+        if self.view.load().brokers != next.brokers {
+            let bootstrap = self.config.bootstrap.addresses();
+            self.connections.retain(|address| {
+                let mut brokers = next.brokers.values();
+                brokers.any(|broker| broker.address == *address)
+                    || bootstrap.iter().any(|known| **known == **address)
+            });
+        }
         self.view.store(Arc::new(next));
         self.version.send_modify(|version| *version += 1);
     }
@@ -163,57 +176,63 @@ impl MetadataCache {
     /// others answers with an old view, so none is asked first for ever. Brokers believed dead
     /// and the bootstrap list come last.
     pub(crate) fn endpoints(&self) -> Vec<Address> {
-        self.endpoints_but(&BTreeSet::new())
+        let mut classes = self.classes(&BTreeSet::new());
+        for class in &mut classes {
+            class.shuffle(&mut rand::rng());
+        }
+        classes.concat()
     }
 
-    /// The same, with the doubted brokers behind even those believed dead: whose word the latter
-    /// is, nobody knows.
-    fn endpoints_but(&self, doubted: &BTreeSet<BrokerId>) -> Vec<Address> {
+    /// The addresses by preference: brokers that seem well, those believed dead or that have failed
+    /// again and again, the doubted ones (whose word it is that others are dead, nobody knows), and
+    /// the bootstrap list, whose names are resolved anew and lead on when all brokers have moved.
+    fn classes(&self, doubted: &BTreeSet<BrokerId>) -> Vec<Vec<Address>> {
         let view = self.view.load();
-        let mut brokers: Vec<_> = view
-            .brokers
-            .values()
-            .filter(|broker| !broker.address.is_empty())
-            .collect();
-        brokers.shuffle(&mut rand::rng());
-        brokers.sort_by_key(|broker| {
-            let dead = matches!(
+        let mut classes = vec![Vec::new(); 4];
+        let mut add = |class: usize, address: Address| {
+            if !classes.iter().any(|class| class.contains(&address))
+                && let Some(class) = classes.get_mut(class)
+            {
+                class.push(address);
+            }
+        };
+        for broker in view.brokers.values() {
+            if broker.address.is_empty() {
+                continue;
+            }
+            let ill = matches!(
                 broker.state,
                 v1::BrokerState::Dead | v1::BrokerState::Suspect
             );
-            (doubted.contains(&broker.id), dead)
-        });
-        let brokers = brokers
-            .into_iter()
-            .map(|broker| Arc::clone(&broker.address));
-        let bootstrap = self.config.bootstrap.addresses();
-        let bootstrap = bootstrap.iter().map(|address| address.as_str().into());
-        let mut endpoints: Vec<Address> = Vec::new();
-        for address in brokers.chain(bootstrap) {
-            if !endpoints.contains(&address) {
-                endpoints.push(address);
-            }
+            let class = if doubted.contains(&broker.id) {
+                2
+            } else {
+                usize::from(ill || self.connections.refused_until(&broker.address).is_some())
+            };
+            add(class, Arc::clone(&broker.address));
         }
-        endpoints
+        for address in self.config.bootstrap.addresses() {
+            add(3, address.as_str().into());
+        }
+        classes
     }
 
-    /// Makes sure that there is a view at all, retrying until the deadline.
+    /// Makes sure that there is a view at all: told at once when nobody is there, retried until the
+    /// deadline while the cluster is forming.
     pub(crate) async fn first_view(&self, deadline: Instant) -> Result<()> {
-        let mut backoff = Backoff::new(&self.config);
-        while self.view.load().cluster_id.is_none() {
-            let error = match timeout_at(deadline, self.refresh()).await {
-                Ok(Ok(())) => return Ok(()),
-                Ok(Err(error)) => error,
-                Err(_) => return Err(Error::new(ErrorKind::Timeout, "connecting took too long")),
-            };
-            let pause = backoff.step();
-            // Nobody there, or strangers: told at once. A cluster that is forming: worth waiting.
-            if error.kind() != ErrorKind::NotReady || Instant::now() + pause >= deadline {
-                return Err(error);
-            }
-            tokio::time::sleep(pause).await;
+        if self.view.load().cluster_id.is_some() {
+            return Ok(());
         }
-        Ok(())
+        let first = async {
+            if self.view.load().cluster_id.is_some() {
+                return Ok(());
+            }
+            self.take_any(BTreeSet::new(), 0, deadline, true).await
+        };
+        match timeout_at(deadline, self.first.run(first)).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::new(ErrorKind::Timeout, "connecting took too long")),
+        }
     }
 
     /// Fetches a new view. One refresh is in flight at most: callers that come while one runs
@@ -222,15 +241,10 @@ impl MetadataCache {
     /// # Cancel safety
     /// A cancelled caller leaves the refresh to the next one.
     pub(crate) async fn refresh(&self) -> Result<()> {
-        use std::sync::atomic::Ordering;
-        let seen = self.begun.load(Ordering::Acquire);
-        let mut refreshed = self.refreshing.lock().await;
-        if refreshed.number > seen
-            && let Some(result) = &refreshed.result
-        {
-            return result.clone();
-        }
-        let number = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        self.refreshing.run(self.refresh_now()).await
+    }
+
+    async fn refresh_now(&self) -> Result<()> {
         let deadline = Instant::now() + REFRESH_TIMEOUT;
         let doubted = std::mem::take(&mut *self.doubted.lock());
         let stats = &self.connections.stats;
@@ -242,7 +256,7 @@ impl MetadataCache {
             error = field::Empty,
         );
         let result = self
-            .ask_any(self.endpoints_but(&doubted), 0, deadline)
+            .take_any(doubted, 0, deadline, false)
             .instrument(span.clone())
             .await;
         span.record("cluster_index", self.view.load().cluster_index);
@@ -250,10 +264,6 @@ impl MetadataCache {
             span.record("error", field::display(error));
             stats.metadata_refresh_failures.increment();
         }
-        *refreshed = Refreshed {
-            number,
-            result: Some(result.clone()),
-        };
         result
     }
 
@@ -264,8 +274,31 @@ impl MetadataCache {
 
     /// The same, when `broker` keeps silent: it may be cut off from the others, and its view old.
     pub(crate) fn request_refresh_elsewhere(&self, broker: BrokerId) {
+        let watched = self.watched.lock().clone();
+        if watched.is_some() && self.view.load().address(broker) == watched.as_ref() {
+            self.move_watch();
+        }
         self.doubted.lock().insert(broker);
         self.request_refresh();
+    }
+
+    /// Has the watch go on with another broker.
+    pub(super) fn move_watch(&self) {
+        self.watch_doubted.notify_one();
+    }
+
+    pub(super) fn watching(&self, address: Option<&Address>) {
+        *self.watched.lock() = address.cloned();
+    }
+
+    /// When a broker last told its view, whether it was new or not.
+    pub(super) fn heard_at(&self) -> Instant {
+        *self.heard_at.lock()
+    }
+
+    /// Counts views.
+    pub(super) fn version(&self) -> u64 {
+        *self.version.borrow()
     }
 
     /// Fetches a view at or beyond `cluster_index` from any broker (S28).
@@ -273,36 +306,73 @@ impl MetadataCache {
         if self.view.load().cluster_index >= cluster_index {
             return Ok(());
         }
-        self.ask_any(self.endpoints(), cluster_index, deadline)
+        self.take_any(BTreeSet::new(), cluster_index, deadline, true)
             .await
     }
 
-    async fn ask_any(
+    /// Takes in any broker's view.
+    async fn take_any(
         &self,
-        endpoints: Vec<Address>,
+        doubted: BTreeSet<BrokerId>,
         min_cluster_index: u64,
         deadline: Instant,
+        patient: bool,
     ) -> Result<()> {
-        let ask = |address: Address| async move {
+        let endpoints = || self.classes(&doubted);
+        let ask = |address: Address| -> BoxFuture<'_, Result<()>> {
             let request = v1::MetadataRequest {
                 min_cluster_index,
                 ..Default::default()
             };
-            self.ask(&address, request).await.map(drop)
+            Box::pin(async move { self.ask(&address, request).await })
         };
-        race(endpoints, STAGGER, deadline, ask).await
+        let question = Question {
+            endpoints: &endpoints,
+            ask: &ask,
+            deadline,
+            patient,
+        };
+        ask_any(&self.config, &self.connections, question).await
+    }
+
+    /// What any broker whose view is not older than ours tells of these topics; not taken in.
+    pub(crate) async fn view_of_any(
+        &self,
+        topics: Vec<String>,
+        deadline: Instant,
+    ) -> Result<v1::MetadataResponse> {
+        self.first_view(deadline).await?;
+        let request = v1::MetadataRequest {
+            min_cluster_index: self.load().cluster_index,
+            topics,
+            authoritative: false,
+        };
+        let endpoints = || self.classes(&BTreeSet::new());
+        let ask = |address: Address| -> BoxFuture<'_, Result<v1::MetadataResponse>> {
+            let request = request.clone();
+            Box::pin(async move {
+                let limit = deadline.min(Instant::now() + ANSWER_TIMEOUT);
+                let response = self.metadata_of(&address, request, limit).await?;
+                match &response.error {
+                    Some(error) => Err(Error::told(error)),
+                    None => Ok(response),
+                }
+            })
+        };
+        let question = Question {
+            endpoints: &endpoints,
+            ask: &ask,
+            deadline,
+            patient: true,
+        };
+        ask_any(&self.config, &self.connections, question).await
     }
 
     /// Asks one broker and takes its answer in.
-    pub(crate) async fn ask(
-        &self,
-        address: &Address,
-        request: v1::MetadataRequest,
-    ) -> Result<v1::MetadataResponse> {
+    async fn ask(&self, address: &Address, request: v1::MetadataRequest) -> Result<()> {
         let limit = Instant::now() + ANSWER_TIMEOUT;
         let response = self.metadata_of(address, request, limit).await?;
-        self.offer(&response)?;
-        Ok(response)
+        self.offer(&response)
     }
 
     /// One broker's answer, not taken in.
@@ -369,7 +439,26 @@ impl MetadataCache {
 
     /// Takes in the view of the confirmed leader of `__cluster`, found by its hints, retrying
     /// until the deadline.
+    /// One search is under way at most, however many ask.
     pub(crate) async fn ask_controller(&self, deadline: Instant) -> Result<()> {
+        loop {
+            let limit = Instant::now() + CONFIRM_TIMEOUT;
+            let search = self.search_controller(limit);
+            let Ok(found) = timeout_at(deadline, self.confirming.run(search)).await else {
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "the leader of __cluster did not answer in time",
+                ));
+            };
+            match found {
+                // One search was given up; there is time for another.
+                Err(error) if error.kind() == ErrorKind::Timeout && Instant::now() < deadline => {}
+                found => return found,
+            }
+        }
+    }
+
+    async fn search_controller(&self, deadline: Instant) -> Result<()> {
         let mut route = ControllerRoute::new(self);
         loop {
             let address = route.next();
@@ -394,172 +483,4 @@ impl MetadataCache {
             route.pause(deadline).await?;
         }
     }
-}
-
-/// Finds the leader of `__cluster`: first the known one, then by hints, else one endpoint after
-/// the other.
-pub(crate) struct ControllerRoute<'a> {
-    cache: &'a MetadataCache,
-    hinted: Option<Address>,
-    /// Hints obeyed in a row: each must carry a newer epoch.
-    known: Option<Leader>,
-    rest: Vec<Address>,
-    backoff: Backoff,
-    failure: Option<Error>,
-    pause: bool,
-    /// Every other attempt goes to the known leader, the rest around.
-    turn: bool,
-}
-
-impl<'a> ControllerRoute<'a> {
-    pub(crate) fn new(cache: &'a MetadataCache) -> Self {
-        let view = cache.load();
-        let hinted = view
-            .controller
-            .and_then(|leader| view.address(leader.broker).cloned());
-        Self {
-            cache,
-            hinted,
-            known: view.controller,
-            rest: Vec::new(),
-            backoff: Backoff::new(&cache.config),
-            failure: None,
-            pause: false,
-            turn: true,
-        }
-    }
-
-    /// Where to ask next.
-    pub(crate) fn next(&mut self) -> Address {
-        if let Some(address) = self.hinted.take() {
-            return address;
-        }
-        self.turn = !self.turn;
-        if self.turn
-            && let Some(known) = self.known
-            && let Some(address) = self.cache.load().address(known.broker)
-        {
-            return Arc::clone(address);
-        }
-        if self.rest.is_empty() {
-            self.rest = self.cache.endpoints();
-            self.rest.shuffle(&mut rand::rng());
-        }
-        // The bootstrap list is never empty.
-        self.rest.pop().unwrap_or_else(|| Arc::from(""))
-    }
-
-    /// The endpoint failed or does not lead; its hint is obeyed if it is newer.
-    pub(crate) fn refused(
-        &mut self,
-        address: &Address,
-        error: Error,
-        hint: Option<&v1::LeaderHint>,
-    ) {
-        debug!(target: trace::METADATA, %address, %error, "not answered by the leader of __cluster");
-        let leader = hint.and_then(super::snapshot::leader_of_hint);
-        let newer =
-            leader.filter(|leader| self.known.is_none_or(|known| known.epoch < leader.epoch));
-        self.pause = newer.is_none();
-        if hint.is_some() {
-            self.cache.connections.stats.hinted(newer.is_some());
-        }
-        if let (Some(leader), Some(hint)) = (newer, hint) {
-            self.known = Some(leader);
-            let view = self.cache.load();
-            self.hinted = view
-                .address(leader.broker)
-                .cloned()
-                .or_else(|| (!hint.address.is_empty()).then(|| hint.address.as_str().into()));
-        }
-        self.failure = Some(error);
-    }
-
-    /// Backs off unless a newer hint is to be followed at once.
-    ///
-    /// # Errors
-    /// The last failure, once the deadline has passed.
-    pub(crate) async fn pause(&mut self, deadline: Instant) -> Result<()> {
-        if !self.pause {
-            return Ok(());
-        }
-        let until = Instant::now() + self.backoff.step();
-        if until >= deadline {
-            return Err(self.timed_out());
-        }
-        tokio::time::sleep_until(until).await;
-        Ok(())
-    }
-
-    /// What to report when the deadline has passed.
-    pub(crate) fn timed_out(&self) -> Error {
-        let cause = self
-            .failure
-            .as_ref()
-            .map(|failure| format!("; last: {failure}"));
-        Error::new(
-            ErrorKind::Timeout,
-            format!(
-                "the leader of __cluster did not answer in time{}",
-                cause.unwrap_or_default()
-            ),
-        )
-    }
-}
-
-/// Has new views pushed, from whichever broker serves; failed calls refresh by themselves, so
-/// this only makes things faster. Ends with the token.
-pub(crate) fn spawn_watch(cache: Arc<MetadataCache>, stop: CancellationToken) {
-    tokio::spawn(async move {
-        let tasks = async { tokio::join!(watch(&cache), refresh_on_request(&cache)) };
-        stop.run_until_cancelled(tasks).await;
-    });
-}
-
-async fn refresh_on_request(cache: &MetadataCache) {
-    loop {
-        cache.refresh_wanted.notified().await;
-        if let Err(error) = cache.refresh().await {
-            debug!(target: trace::METADATA, %error, "metadata refresh failed");
-        }
-        tokio::time::sleep(cache.config.backoff_min).await;
-    }
-}
-
-async fn watch(cache: &MetadataCache) {
-    let mut backoff = Backoff::new(&cache.config);
-    loop {
-        for address in cache.endpoints() {
-            match watch_one(cache, &address).await {
-                Ok(views) if views > 0 => backoff.reset(),
-                Ok(_) => {}
-                Err(error) => {
-                    debug!(target: trace::METADATA, %address, %error, "metadata watch ended")
-                }
-            }
-            tokio::time::sleep(backoff.step()).await;
-        }
-    }
-}
-
-/// Follows one broker until its stream ends; gives how many views it sent.
-async fn watch_one(cache: &MetadataCache, address: &Address) -> Result<u64> {
-    let channel = cache.connections.channel(address, Lane::Control).await?;
-    let mut client = cluster_client(channel);
-    let opening = client.watch_metadata(v1::WatchMetadataRequest {});
-    let mut stream = timeout(ANSWER_TIMEOUT, opening)
-        .await
-        .map_err(|_| Error::new(ErrorKind::Timeout, "no answer in time"))?
-        .map_err(|status| call_error(address, &status))?
-        .into_inner();
-    let mut views = 0;
-    while let Some(response) = stream
-        .message()
-        .await
-        .map_err(|status| call_error(address, &status))?
-    {
-        cache.offer(&response)?;
-        views += 1;
-    }
-    Ok(views)
 }

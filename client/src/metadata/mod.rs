@@ -3,12 +3,20 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `snapshot.rs` | [`Metadata`]: an immutable view, and the rules by which one replaces another |
-//! | `cache.rs` | [`MetadataCache`]: the present view, single-flight refresh, the watch task |
+//! | `cache.rs` | [`MetadataCache`]: the present view and its refresh |
+//! | `single_flight.rs` | one refresh under way, however many ask |
+//! | `upkeep.rs` | the tasks that keep it fresh: pushed views, refreshes on request and by age |
+//! | `controller.rs` | [`ControllerRoute`]: the way to the leader of `__cluster` |
 
 mod cache;
+mod controller;
+mod single_flight;
 mod snapshot;
+mod upkeep;
 
 #[allow(unused_imports, reason = "adopted by producer and consumer")]
 pub(crate) use cache::Incarnation;
-pub(crate) use cache::{ControllerRoute, MetadataCache, spawn_watch};
+pub(crate) use cache::MetadataCache;
+pub(crate) use controller::ControllerRoute;
 pub(crate) use snapshot::{Leader, Metadata, Topic};
+pub(crate) use upkeep::spawn_upkeep;

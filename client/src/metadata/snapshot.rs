@@ -82,7 +82,8 @@ impl Metadata {
     }
 
     pub(crate) fn address(&self, broker: BrokerId) -> Option<&Address> {
-        self.brokers.get(&broker).map(|broker| &broker.address)
+        let address = &self.brokers.get(&broker)?.address;
+        (!address.is_empty()).then_some(address)
     }
 
     /// The view that follows from this one and a broker's full answer; `None`: nothing new.

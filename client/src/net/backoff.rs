@@ -6,6 +6,9 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
+use super::Budget;
 use crate::config::ClientConfig;
 
 /// The floor is this part of the shortest back-off.
@@ -37,6 +40,25 @@ impl Backoff {
         self.step_drawn(rand::random())
     }
 
+    /// The next pause before a retry that the budget is charged for.
+    pub(crate) fn step_within(&mut self, budget: &Budget, now: Instant) -> Duration {
+        self.step_within_drawn(budget, now, rand::random())
+    }
+
+    /// The same, by a draw from `0.0..=1.0`.
+    pub(crate) fn step_within_drawn(
+        &mut self,
+        budget: &Budget,
+        now: Instant,
+        draw: f64,
+    ) -> Duration {
+        if budget.withdraw(now) {
+            self.step_drawn(draw)
+        } else {
+            self.exhausted_drawn(draw)
+        }
+    }
+
     /// The next pause, by a draw from `0.0..=1.0`.
     pub(crate) fn step_drawn(&mut self, draw: f64) -> Duration {
         let cap = self.cap;
@@ -45,9 +67,9 @@ impl Backoff {
             .max(self.min / FLOOR_DIVISOR)
     }
 
-    /// The next pause when no retry is left in the budget ([`super::Budget`]): long, so that an
+    /// The next pause when no retry is left in the budget ([`Budget`]): long, so that an
     /// outage does not multiply traffic.
-    pub(crate) fn exhausted_drawn(&mut self, draw: f64) -> Duration {
+    fn exhausted_drawn(&mut self, draw: f64) -> Duration {
         self.cap = self.max;
         let spread = self.max.saturating_mul(EXHAUSTED_FACTOR - 1);
         self.max

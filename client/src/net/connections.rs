@@ -20,7 +20,7 @@ use tracing::debug;
 
 use super::breaker::{Admission, Breaker, Failure};
 use super::budget::Budget;
-use super::dial::{Connection, DialError, Dialer, Resolver, check_cluster, system_resolver};
+use super::dial::{Connection, DialError, Dialer, Resolver, check_cluster};
 use super::limits::{BrokerLimits, KnownLimits};
 use super::load::Load;
 use super::{Address, Lane, call_error, log_client, never_sent};
@@ -83,8 +83,9 @@ impl From<CallError> for Error {
 }
 
 impl Connections {
+    #[cfg(test)]
     pub(crate) fn new(config: Arc<ClientConfig>, stats: Arc<Stats>) -> Self {
-        Self::with_resolver(config, stats, Arc::new(system_resolver))
+        Self::with_resolver(config, stats, Arc::new(super::system_resolver))
     }
 
     pub(crate) fn with_resolver(
@@ -188,6 +189,13 @@ impl Connections {
         if matches!(slots.get(&key), Some(Slot::Open(_))) {
             slots.remove(&key);
             self.stats.connections_discarded.increment();
+        }
+    }
+
+    /// A stream over the connection to `address` ended so.
+    pub(crate) fn broken(&self, address: &Address, lane: Lane, status: &Status) {
+        if is_of_the_connection(status) {
+            self.discard(address, lane);
         }
     }
 
@@ -316,7 +324,7 @@ impl Inner {
                 self.stats.connections_failed.increment();
                 debug!(target: trace::CONNECTION, %address, ?lane, %error, "no connection");
                 match failure {
-                    Some(failure) => self.failed(address, failure, error.message()),
+                    Some(failure) => self.failed(address, failure, &causes(&error)),
                     None => self.succeeded(address, None),
                 }
                 self.slots.lock().remove(&key);
@@ -388,6 +396,20 @@ impl Inner {
             slots.remove(&key);
             self.stats.connections_discarded.increment();
         }
+    }
+}
+
+/// Why each address of a name failed.
+fn causes(error: &Error) -> String {
+    let causes: Vec<_> = error
+        .endpoints()
+        .iter()
+        .map(|failure| failure.cause.as_str())
+        .collect();
+    if causes.is_empty() {
+        error.message().to_owned()
+    } else {
+        causes.join("; ")
     }
 }
 

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `connections.rs` | [`Connections`]: those that are open, what is known of each address |
 //! | `dial.rs` | making one: names resolved anew, every address raced through TCP, HTTP/2 and `Hello` (S28) |
+//! | `any.rs` | what any broker can answer: least loaded of two, rounds within the budget |
 //! | `race.rs` | several endpoints, the first answer; one error that names each cause |
 //! | `breaker.rs` | per address: after failures in a row calls fail at once until a probe succeeds (pure) |
 //! | `budget.rs` | per client: how many retries the successes pay for (pure) |
@@ -12,6 +13,7 @@
 //! | `limits.rs` | what the brokers accept, as they told |
 //! | `route.rs` | per partition: to the leader, or waiting (pure); for producers and consumers |
 
+mod any;
 #[allow(dead_code, reason = "adopted bit by bit by producer and consumer")]
 mod backoff;
 #[allow(dead_code, reason = "adopted bit by bit by producer and consumer")]
@@ -29,6 +31,9 @@ mod race;
 #[allow(dead_code, reason = "adopted bit by bit by producer and consumer")]
 mod route;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use qute_proto::v1::cluster_client::ClusterClient;
@@ -37,10 +42,12 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::error::{EndpointFailure, Error, cause_of};
+pub(crate) use any::{Question, ask_any};
 pub(crate) use backoff::Backoff;
 pub(crate) use breaker::Failure;
 pub(crate) use budget::Budget;
 pub(crate) use connections::{CallError, Connections};
+pub(crate) use dial::{Resolver, system_resolver};
 #[allow(unused_imports, reason = "adopted by the producer")]
 pub(crate) use limits::BrokerLimits;
 pub(crate) use race::{STAGGER, race};

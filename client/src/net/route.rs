@@ -174,11 +174,9 @@ impl<T> Route<T> {
     /// Pauses, until the given moment at least. Gives the target that was left.
     pub(crate) fn wait(&mut self, at_least: Option<Instant>, retry: Retry<'_>) -> Option<T> {
         let target = self.leave();
-        let pause = if retry.budget.withdraw(retry.now) {
-            self.backoff.step_drawn(retry.draw)
-        } else {
-            self.backoff.exhausted_drawn(retry.draw)
-        };
+        let pause = self
+            .backoff
+            .step_within_drawn(retry.budget, retry.now, retry.draw);
         let until = retry.now + pause;
         self.state = State::Waiting {
             until: at_least.map_or(until, |at_least| at_least.max(until)),

@@ -7,6 +7,8 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod proxy;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -94,6 +96,21 @@ pub struct State {
     pub fetch_cuts: usize,
     /// What the brokers tell that they accept.
     pub limits: Option<v1::Limits>,
+    pub metadata: MetadataCalls,
+}
+
+/// Metadata calls, watches not included.
+#[derive(Default)]
+pub struct MetadataCalls {
+    pub total: usize,
+    pub under_way: usize,
+    pub under_way_max: usize,
+    /// How long each takes.
+    pub delay: Duration,
+    /// So many calls fail with this status first.
+    pub fail: Option<(usize, tonic::Code)>,
+    /// Nothing is pushed to those that watch.
+    pub watch_is_dead: bool,
 }
 
 #[derive(Clone)]
@@ -136,6 +153,7 @@ impl Fake {
             served_subscriptions: 0,
             fetch_cuts: 0,
             limits: None,
+            metadata: MetadataCalls::default(),
         };
         let fake = Self {
             state: Arc::new(Mutex::new(state)),
@@ -634,7 +652,20 @@ impl Cluster for Endpoint {
         request: Request<v1::MetadataRequest>,
     ) -> Result<Response<v1::MetadataResponse>, Status> {
         let request = request.into_inner();
-        let state = self.fake.state.lock();
+        let delay = {
+            let calls = &mut self.fake.state.lock().metadata;
+            calls.total += 1;
+            if let Some((left @ 1.., code)) = &mut calls.fail {
+                *left -= 1;
+                return Err(Status::new(*code, "scripted"));
+            }
+            calls.under_way += 1;
+            calls.under_way_max = calls.under_way_max.max(calls.under_way);
+            calls.delay
+        };
+        tokio::time::sleep(delay).await;
+        let mut state = self.fake.state.lock();
+        state.metadata.under_way -= 1;
         let mut view = state.view_of(self.broker);
         if request.authoritative && state.controller != self.broker {
             view.error = Some(not_leader(state.controller, 1));
@@ -656,8 +687,12 @@ impl Cluster for Endpoint {
         let (views, stream) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             loop {
-                let view = state.lock().view_of(broker);
-                if views.send(Ok(view)).is_err() || changed.changed().await.is_err() {
+                let (view, dead) = {
+                    let state = state.lock();
+                    (state.view_of(broker), state.metadata.watch_is_dead)
+                };
+                let sent = dead || views.send(Ok(view)).is_ok();
+                if !sent || changed.changed().await.is_err() {
                     return;
                 }
             }
