@@ -157,12 +157,31 @@ async fn spans_and_events_have_the_documented_targets_names_and_fields() {
     let refresh = &recorder.named(METADATA, "refresh")[0];
     assert_eq!(keys(refresh), ["cluster_index"]);
 
+    let connect = &recorder.named(CONNECTION, "connect")[0];
+    assert_eq!(keys(connect), ["address", "lane"]);
+
     let seen = recorder.seen.lock();
     for (_, seen) in seen.iter() {
         let known = [PRODUCE, FETCH, METADATA, CONNECTION];
         assert!(known.contains(&seen.target.as_str()), "{seen:?}");
         assert!(seen.level >= Level::DEBUG, "{seen:?}");
     }
+}
+
+#[tokio::test]
+async fn connection_and_refresh_that_fail_say_so_in_their_spans() {
+    let recorder = Recorder::default();
+    let _recording = tracing::subscriber::set_default(recorder.clone());
+    // Nobody listens there any more.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    Client::connect(&address).await.unwrap_err();
+    let connect = &recorder.named(CONNECTION, "connect")[0];
+    assert_eq!(connect.fields["address"], address);
+    assert!(connect.fields["error"].contains("refused"), "{connect:?}");
+    let refresh = &recorder.named(METADATA, "refresh")[0];
+    assert!(refresh.fields["error"].contains(&address), "{refresh:?}");
 }
 
 #[tokio::test]
@@ -230,6 +249,6 @@ async fn stats_count_what_all_handles_of_a_client_did() {
     assert_eq!((stats.batches_fetched, stats.records_fetched), (1, 2));
     assert!(stats.bytes_fetched > 200 && stats.bytes_decompressed > 200);
     assert!(stats.metadata_refreshes > 0 && stats.metadata_updates > 0);
-    assert!(stats.connections_discarded > 0);
+    assert!(stats.connections_discarded > 0 && stats.connections_opened > 1);
     assert_eq!(stats, clone.stats());
 }

@@ -16,7 +16,7 @@ use qute_proto::v1::log_client::LogClient;
 use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
-use tracing::debug;
+use tracing::{Instrument, debug, debug_span, field};
 
 use super::breaker::{Admission, Breaker, Failure};
 use super::budget::Budget;
@@ -289,7 +289,18 @@ impl Inner {
     ) -> Dialling {
         let (inner, address) = (Arc::clone(self), Arc::clone(address));
         let task = tokio::spawn(async move {
-            let dialled = inner.dialer.dial(&address, expected).await;
+            let span = debug_span!(
+                target: trace::CONNECTION,
+                "connect",
+                %address,
+                ?lane,
+                error = field::Empty,
+            );
+            let dialling = inner.dialer.dial(&address, expected);
+            let dialled = dialling.instrument(span.clone()).await;
+            if let Err(DialError { error, .. }) = &dialled {
+                span.record("error", field::display(error));
+            }
             inner.dialled(&address, lane, dialled)
         });
         task.map(|ended| {

@@ -381,7 +381,7 @@ impl Driver {
     /// The broker has the sequence of a batch that was sent only once: what it has is not ours, and
     /// to believe it would lose the batch.
     fn on_usurped(&mut self, key: Key) {
-        warn!(place = ?self.queue.place, ?key, "a batch sent once is told as a duplicate");
+        warn!(target: trace::PRODUCE, place = ?self.queue.place, ?key, "a batch sent once is told as a duplicate");
         self.flight.refuse(key, Refusal::Usurped);
     }
 
@@ -412,6 +412,7 @@ impl Driver {
         self.drain_until = None;
         let lost = self.flight.restart_epoch();
         warn!(
+            target: trace::PRODUCE,
             topic = %self.queue.place.topic,
             partition = self.queue.place.partition,
             epoch = self.flight.epoch(),
