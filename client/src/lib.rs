@@ -88,7 +88,10 @@ pub use consumer::{
 pub use dead_letter::{DeadLetter, DeadLetterOrigin};
 pub use error::{EndpointFailure, Error, ErrorKind, OffsetBounds, Outcome, Result};
 pub use interceptor::{HookError, Interceptor, Received};
-pub use producer::{CloseReport, Producer, ProducerConfig, Ticket};
+pub use producer::{
+    CloseReport, PartitionLoad, Partitioner, Producer, ProducerConfig, ProducerSink, Reservation,
+    Ticket, TopicLoad, TopicTemplate, Undelivered,
+};
 pub use qute_proto::batch::{Codec as Compression, RecordHeader};
 pub use qute_proto::ids::{BrokerId, ClusterId, TopicId};
 pub use qute_proto::partition::partition_of;

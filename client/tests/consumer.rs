@@ -242,7 +242,8 @@ async fn consumer_of_chosen_partitions_reads_only_those() {
 async fn s18_offset_below_the_log_start_is_told_and_the_policy_decides() {
     let fake = Fake::start(1, 1).await;
     let client = fake.client().await;
-    fill(&client, 0..100).await;
+    fill(&client, 0..50).await;
+    fill(&client, 50..100).await;
     fake.change(|state| {
         let partition = state.partition(0);
         let (base, _) = partition.batches[1];

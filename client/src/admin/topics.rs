@@ -44,8 +44,10 @@ impl Client {
             replicas: spec.replicas.unwrap_or(0),
             config: spec.config.clone().into_iter().collect(),
         };
-        let call =
-            async |mut client: ClusterClient<Channel>| client.create_topic(request.clone()).await;
+        let call = |mut client: ClusterClient<Channel>| {
+            let request = request.clone();
+            async move { client.create_topic(request).await }
+        };
         let created =
             at_controller(&self.shared, deadline, call, |reply| reply.error.as_ref()).await;
         let (cluster_index, id) = match created {
@@ -188,8 +190,10 @@ impl Client {
         let request = v1::DeleteTopicRequest {
             name: name.to_owned(),
         };
-        let call =
-            async |mut client: ClusterClient<Channel>| client.delete_topic(request.clone()).await;
+        let call = |mut client: ClusterClient<Channel>| {
+            let request = request.clone();
+            async move { client.delete_topic(request).await }
+        };
         let index = match at_controller(&self.shared, deadline, call, |r| r.error.as_ref()).await {
             Ok(reply) => reply.cluster_index,
             // An earlier attempt deleted it before its answer was lost.
@@ -331,12 +335,17 @@ struct Refused {
 }
 
 /// Calls the leader of `__cluster`, found by its hints, until it answers or the deadline passes.
-async fn at_controller<R>(
+///
+/// No `AsyncFn`: with one, the futures of the public calls would not be `Send` for all lifetimes.
+async fn at_controller<R, F>(
     shared: &Shared,
     deadline: Instant,
-    call: impl AsyncFn(ClusterClient<Channel>) -> Result<Response<R>, Status>,
+    call: impl Fn(ClusterClient<Channel>) -> F,
     error_of: impl Fn(&R) -> Option<&v1::Error>,
-) -> Result<R, Refused> {
+) -> Result<R, Refused>
+where
+    F: Future<Output = Result<Response<R>, Status>>,
+{
     let mut doubtful = false;
     let refuse = |error, doubtful| Err(Refused { error, doubtful });
     let timed_out = |route: &ControllerRoute<'_>, doubtful| Refused {

@@ -39,7 +39,7 @@ use crate::trace;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// A leader that takes batches and answers none for this long may be cut off from its peers: others
 /// are asked whether it still leads. It is left only for a newer epoch.
-const SILENCE_MAX: Duration = Duration::from_secs(3);
+const SILENCE_MAX: Duration = Duration::from_secs(1);
 /// So often in a row the lowest batch may be told "out of order" before the sequence is given up:
 /// a deposed leader that does not know it yet may lack what its successor acknowledged.
 const OUT_OF_ORDER_MAX: u32 = 5;
@@ -49,6 +49,8 @@ struct Batch {
     body: Body,
     fate: Fate,
     expires_at: Instant,
+    /// When it was sent first.
+    sent_at: Option<Instant>,
 }
 
 enum Body {
@@ -133,6 +135,7 @@ impl Driver {
         loop {
             self.fill();
             self.find_route();
+            self.publish_load();
             self.watch_silence();
             let link = match &self.route {
                 Route::To { link, .. } if self.flight.wants_send() => Some(Arc::clone(link)),
@@ -166,14 +169,15 @@ impl Driver {
             let batch = Batch {
                 body: Body::Unsealed(ready.batch),
                 fate: ready.fate,
-                expires_at: ready.opened_at + self.delivery_timeout,
+                expires_at: ready.expires_at,
+                sent_at: None,
             };
             self.flight.admit(batch, records);
         }
     }
 
     fn next_timer(&self) -> Option<Instant> {
-        let expiry = self.flight.front().map(|batch| batch.expires_at);
+        let expiry = self.flight.batches().map(|batch| batch.expires_at).min();
         let due = self
             .flight
             .has_room()
@@ -183,10 +187,23 @@ impl Driver {
             Route::Waiting { until, .. } if !self.flight.is_empty() => Some(until),
             _ => None,
         };
-        [expiry, due, waiting, self.drain_until, self.silent_until]
-            .into_iter()
-            .flatten()
-            .min()
+        let timers = [
+            expiry,
+            self.queue.expires_at(),
+            due,
+            waiting,
+            self.drain_until,
+            self.silent_until,
+        ];
+        timers.into_iter().flatten().min()
+    }
+
+    /// For whoever chooses partitions.
+    fn publish_load(&self) {
+        let load = &self.queue.room.load;
+        let waiting = matches!(self.route, Route::Waiting { .. });
+        load.set_backing_off(waiting && !self.flight.is_empty());
+        load.set_oldest(self.flight.front().and_then(|batch| batch.sent_at));
     }
 
     /// The leader, if one is known, and its stream; else waits for new metadata.
@@ -199,6 +216,9 @@ impl Driver {
             // It broke while nothing was under way.
             self.flight.rewind();
             self.route = Route::None;
+        }
+        if self.queue.take_retired() {
+            self.confirm_topic();
         }
         if !matches!(self.route, Route::None) || !self.flight.wants_send() {
             return;
@@ -270,6 +290,7 @@ impl Driver {
         let sent = permit.is_some_and(|permit| link.send(permit, key, &self.sender, request));
         if sent {
             batch.fate.sent(bytes);
+            batch.sent_at.get_or_insert_with(Instant::now);
             self.flight.mark_sent();
         } else {
             // The stream had ended before: nothing of this attempt left.
@@ -294,6 +315,11 @@ impl Driver {
                 if let Some(batch) = self.flight.acknowledge(key) {
                     self.backoff.reset();
                     self.out_of_order = 0;
+                    if let Some(sent_at) = batch.sent_at {
+                        let now = Instant::now();
+                        let latency = now.saturating_duration_since(sent_at);
+                        self.queue.room.load.acknowledged(latency, now);
+                    }
                     batch.fate.written(base_offset);
                 }
             }
@@ -316,8 +342,7 @@ impl Driver {
             }
             Event::TopicConfirmed(true) => self.confirming = false,
             Event::TopicConfirmed(false) => {
-                let gone = Error::new(ErrorKind::UnknownTopic, "the topic does not exist any more");
-                self.give_up_all(&gone);
+                self.give_up_all(&self.gone());
                 return false;
             }
         }
@@ -329,6 +354,17 @@ impl Driver {
             }
         }
         true
+    }
+
+    /// Why the topic takes nothing any more.
+    fn gone(&self) -> Error {
+        match self.shared.metadata.known_topic(&self.topic.name) {
+            Some(topic) if topic.id != self.topic.id => Error::new(
+                ErrorKind::TopicRecreated,
+                "the topic was deleted and made again; this was taken in for the one that is gone",
+            ),
+            _ => Error::new(ErrorKind::UnknownTopic, "the topic does not exist any more"),
+        }
     }
 
     fn on_refused(&mut self, key: Key, error: &v1::Error) {
@@ -453,6 +489,10 @@ impl Driver {
 
     /// Metadata changed: a newer leader is followed at once, without waiting for the old one.
     fn on_view(&mut self) {
+        let view = self.shared.metadata.load();
+        if view.topic_by_id(&self.topic.name, self.topic.id).is_none() {
+            self.confirm_topic();
+        }
         let leader = match &self.route {
             Route::None => return,
             Route::To { leader, .. } => Some(*leader),
@@ -482,25 +522,38 @@ impl Driver {
         if matches!(self.route, Route::Waiting { until, .. } if until <= now) {
             self.route = Route::None;
         }
-        let expired = self
-            .flight
-            .batches()
-            .take_while(|batch| batch.expires_at <= now)
-            .count();
+        self.expire(now);
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let mut expired = 0;
+        for (count, batch) in (1..).zip(self.flight.batches()) {
+            if batch.expires_at <= now {
+                // With those before it: they are older but for calls that waited side by side.
+                expired = count;
+            }
+        }
+        let unsent = self.queue.take_expired(now);
+        if expired == 0 && unsent.is_empty() {
+            return;
+        }
+        let last = self
+            .last_failure
+            .as_ref()
+            .map(|cause| format!("; last: {cause}"));
+        let error = Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "not acknowledged within {:?}{}",
+                self.delivery_timeout,
+                last.unwrap_or_default()
+            ),
+        );
         if expired > 0 {
-            let last = self
-                .last_failure
-                .as_ref()
-                .map(|cause| format!("; last: {cause}"));
-            let error = Error::new(
-                ErrorKind::Timeout,
-                format!(
-                    "not acknowledged within {:?}{}",
-                    self.delivery_timeout,
-                    last.unwrap_or_default()
-                ),
-            );
             self.give_up(expired, &error);
+        }
+        for fate in unsent {
+            fate.failed(error.clone(), Outcome::NotWritten);
         }
     }
 

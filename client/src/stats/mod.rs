@@ -7,12 +7,12 @@
 mod export;
 mod histogram;
 
+use std::fmt;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 
 use crate::error::{Error, Outcome, Result};
 use histogram::Histogram;
@@ -193,9 +193,9 @@ impl Stats {
         }
     }
 
-    /// A producer has come: its buffer is `size_bytes` permits.
-    pub(crate) fn watch_buffer(&self, permits: Weak<Semaphore>, size_bytes: usize) {
-        self.buffers.watch(permits, size_bytes);
+    /// A producer has come, with this buffer.
+    pub(crate) fn watch_buffer(&self, buffer: Weak<dyn Buffer>) {
+        self.buffers.watch(buffer);
     }
 
     /// Something came into a buffer or left it; told once a batch, not once a record.
@@ -208,18 +208,18 @@ fn count(bytes: usize) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
+/// A producer's buffer.
+pub(crate) trait Buffer: fmt::Debug + Send + Sync {
+    /// Bytes that are in it now.
+    fn held_bytes(&self) -> usize;
+}
+
 /// The buffers of a client's producers: looked at when somebody asks, so that no record pays.
 #[derive(Debug)]
 struct Buffers {
-    open: Mutex<Vec<Buffer>>,
+    /// Each gone with the producer and its last record.
+    open: Mutex<Vec<Weak<dyn Buffer>>>,
     exported: export::Gauge,
-}
-
-#[derive(Debug)]
-struct Buffer {
-    /// One permit for each byte; gone with the producer and its last record.
-    permits: Weak<Semaphore>,
-    size_bytes: usize,
 }
 
 impl Buffers {
@@ -230,20 +230,14 @@ impl Buffers {
         }
     }
 
-    fn watch(&self, permits: Weak<Semaphore>, size_bytes: usize) {
+    fn watch(&self, buffer: Weak<dyn Buffer>) {
         let mut open = self.open.lock();
-        open.retain(|buffer| buffer.permits.strong_count() > 0);
-        open.push(Buffer {
-            permits,
-            size_bytes,
-        });
+        open.retain(|buffer| buffer.strong_count() > 0);
+        open.push(buffer);
     }
 
     fn used(&self) -> u64 {
-        let used = |buffer: &Buffer| {
-            let free = buffer.permits.upgrade()?.available_permits();
-            Some(count(buffer.size_bytes.saturating_sub(free)))
-        };
+        let used = |buffer: &Weak<dyn Buffer>| Some(count(buffer.upgrade()?.held_bytes()));
         self.open.lock().iter().filter_map(used).sum()
     }
 }
