@@ -10,9 +10,11 @@
 //! | `serve` | refusals and answers that clients build on: leaders, duplicates, credit, offsets |
 //! | `disk` | a disk that is full |
 //! | `wire` | (raw gRPC for `input`) |
+//! | `client` | the client on bad days: brokers behind fault proxies |
 //! | `cost` | each record byte written once per replica |
 //! | `scale` | a hundred partitions of three replicas |
 
+mod client;
 mod cost;
 mod disk;
 mod flights;

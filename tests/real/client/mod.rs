@@ -1,0 +1,12 @@
+//! What the client promises (`ARCHITECTURE.md`, "The journey of one record"), on bad days: real
+//! brokers, each behind a fault proxy of `qute-test`.
+//!
+//! | module | shows |
+//! | --- | --- |
+//! | `rig` | (brokers behind proxies, and what the tests check) |
+//! | `leaders` | leaders that die mid-burst, lose their answers, or are missing |
+//! | `hints` | wrong hints: the same epoch, two brokers naming each other, a broker that nobody knows |
+
+mod hints;
+mod leaders;
+mod rig;
