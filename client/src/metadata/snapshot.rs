@@ -120,7 +120,7 @@ impl Metadata {
         let other = if current { &self.topics } else { &offered };
         for (name, topic) in &mut next.topics {
             if let Some(other) = other.get(name).filter(|other| other.id == topic.id) {
-                keep_newest(topic, other);
+                keep_newest(topic, other, &next.brokers);
             }
         }
         if let Some(hint) = response.controller.as_ref().and_then(leader_of_hint) {
@@ -169,13 +169,16 @@ fn newest(a: Option<Leader>, b: Option<Leader>) -> Option<Leader> {
     }
 }
 
-/// Takes from `other`, the same incarnation, the leaders of a newer epoch.
-fn keep_newest(topic: &mut Arc<Topic>, other: &Topic) {
-    let newer = |(mine, other): (&Option<Leader>, &Option<Leader>)| newest(*mine, *other) != *mine;
+/// Takes from `other`, the same incarnation, the leaders of a newer epoch. Not those that are no
+/// broker of the cluster: a hint that leads nowhere must not outlive the view that shows it.
+fn keep_newest(topic: &mut Arc<Topic>, other: &Topic, brokers: &BTreeMap<BrokerId, Broker>) {
+    let known = |leader: &Leader| brokers.contains_key(&leader.broker);
+    let best = |mine: Option<Leader>, other: Option<Leader>| newest(mine, other.filter(known));
+    let newer = |(mine, other): (&Option<Leader>, &Option<Leader>)| best(*mine, *other) != *mine;
     if topic.leaders.iter().zip(&other.leaders).any(newer) {
         let topic = Arc::make_mut(topic);
         for (mine, other) in topic.leaders.iter_mut().zip(&other.leaders) {
-            *mine = newest(*mine, *other);
+            *mine = best(*mine, *other);
         }
     }
 }
@@ -275,6 +278,12 @@ mod tests {
         v1::MetadataResponse {
             cluster_id: cluster().to_wire(),
             cluster_index: index,
+            brokers: (1..=3)
+                .map(|broker_id| v1::BrokerInfo {
+                    broker_id,
+                    ..Default::default()
+                })
+                .collect(),
             topics: topics
                 .iter()
                 .map(|(name, id, leaders)| v1::TopicInfo {
@@ -370,9 +379,27 @@ mod tests {
         }
         assert_eq!(now.with_hint("a", topic_id(2), 0, &hint(2, 6)), None);
         assert_eq!(now.with_hint("a", topic_id(1), 1, &hint(2, 6)), None);
-        let next = now.with_hint("a", topic_id(1), 0, &hint(2, 6)).unwrap();
-        assert_eq!(leader(&next, "a"), Some((2, 6)));
-        assert_eq!(next.address(BrokerId(2)).map(|a| &**a), Some("h:1"));
+        let next = now.with_hint("a", topic_id(1), 0, &hint(4, 6)).unwrap();
+        assert_eq!(leader(&next, "a"), Some((4, 6)));
+        assert_eq!(next.address(BrokerId(4)).map(|a| &**a), Some("h:1"));
+    }
+
+    #[test]
+    fn hint_to_a_broker_that_no_view_knows_ends_with_the_next_view() {
+        let now = view(&response(10, &[("a", 1, &[(1, 5)])]));
+        let hint = |address: &str| v1::LeaderHint {
+            broker_id: 4711,
+            leader_epoch: 6,
+            address: address.to_owned(),
+        };
+        for nowhere in [hint(""), hint("h:1")] {
+            let misled = now.with_hint("a", topic_id(1), 0, &nowhere).unwrap();
+            assert_eq!(leader(&misled, "a"), Some((4711, 6)));
+            // Of the same index, as nothing has happened.
+            let shown = response(10, &[("a", 1, &[(1, 5)])]);
+            let next = misled.merged(&shown).unwrap().unwrap();
+            assert_eq!(leader(&next, "a"), Some((1, 5)));
+        }
     }
 
     #[test]

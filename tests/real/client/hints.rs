@@ -93,7 +93,8 @@ fn hint_to_an_unknown_broker_holds_nothing_up() -> Result<()> {
     let nowhere = qute_tests::ports::Port::take()?;
     for (offset, address) in [(1, String::new()), (2, nowhere.address())] {
         let wrong = Refusal::not_leader().hint(4711, leader.epoch + 1, &address);
-        let refused = rig.proxies[leader.place].inject(Fault::refuse(Call::Produce, wrong).times(1));
+        let refused =
+            rig.proxies[leader.place].inject(Fault::refuse(Call::Produce, wrong).times(1));
         let record = Record::to(TOPIC).value(offset.to_string());
         let written = rig.run(async { Ok(producer.send(record).await?) })?;
         ensure!(written.offset == offset && refused.hits() == 1);

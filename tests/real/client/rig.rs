@@ -122,7 +122,9 @@ impl Rig {
             let broker = view.brokers.iter().find(|broker| broker.name == name);
             broker.map(|broker| broker.broker_id)
         };
-        names.map(|name| id_of(name).context("a broker that is not registered")).collect()
+        names
+            .map(|name| id_of(name).context("a broker that is not registered"))
+            .collect()
     }
 
     /// Over all proxies.
@@ -141,10 +143,7 @@ impl Rig {
     }
 }
 
-pub(super) fn limited<T>(
-    runtime: &Runtime,
-    test: impl Future<Output = Result<T>>,
-) -> Result<T> {
+pub(super) fn limited<T>(runtime: &Runtime, test: impl Future<Output = Result<T>>) -> Result<T> {
     runtime.block_on(async {
         let limited = tokio::time::timeout(LIMIT, test).await;
         limited.context("the test takes for ever")?
