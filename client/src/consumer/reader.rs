@@ -187,13 +187,13 @@ impl Reader {
                         self.restart(slot);
                     }
                 }
-                // The sender is ours: never closed.
-                Some(event) = self.events.recv() => self.on_event(event),
                 Some(checked) = self.checks.join_next(), if !self.checks.is_empty() => {
                     self.on_checked(checked);
                 }
                 Ok(()) = self.views.changed() => self.on_view(),
                 () = until(timer), if timer.is_some() => self.on_timer(),
+                // Last: there is always more. The sender is ours: never closed.
+                Some(event) = self.events.recv() => self.on_event(event),
             }
             self.drop_unused_links();
         }
@@ -309,6 +309,7 @@ impl Reader {
         partition.stalled_since = None;
         partition.last_failure = None;
         partition.backoff.reset();
+        self.shared.connections.budget().deposit();
         if log_start_offset <= partition.cursor.next() {
             partition.fresh = false;
         }

@@ -139,6 +139,13 @@ impl Reader {
         let Some((server, address)) = found else {
             return self.wait(slot, leader, "no leader is known");
         };
+        if let Some(allowed) = self.shared.connections.refused_until(address) {
+            if server.follower {
+                return self.leave_follower(slot, "the broker has failed again and again");
+            }
+            self.wait(slot, leader, "the leader has failed again and again");
+            return self.wait_until(slot, allowed);
+        }
         let link = self.link(server.broker, address, view.brokers.len());
         let patience = self.patience();
         let answer_by = Instant::now()
@@ -233,16 +240,8 @@ impl Reader {
         let Some(partition) = self.partitions.get_mut(slot) else {
             return;
         };
-        partition.last_failure = Some(cause.to_owned());
         if partition.route.is_follower() {
-            debug!(target: trace::FETCH, topic = %self.topic.name, partition = partition.number, cause, "a follower does not serve: on to the leader");
-            let until = Instant::now() + self.patience() * FOLLOWER_AGAIN_PATIENCE;
-            if let Some(partition) = self.partitions.get_mut(slot) {
-                partition.leader_until = Some(until);
-            }
-            self.arm(until);
-            self.leave(slot);
-            return self.route(slot);
+            return self.leave_follower(slot, cause);
         }
         let number = partition.number;
         let leader = self.leave(slot);
@@ -253,7 +252,28 @@ impl Reader {
         }
     }
 
+    /// To the leader, for a while.
+    fn leave_follower(&mut self, slot: SlotId, cause: &str) {
+        let until = Instant::now() + self.patience() * FOLLOWER_AGAIN_PATIENCE;
+        self.leave(slot);
+        let Some(partition) = self.partitions.get_mut(slot) else {
+            return;
+        };
+        debug!(target: trace::FETCH, topic = %self.topic.name, partition = partition.number, cause, "a follower does not serve: on to the leader");
+        partition.last_failure = Some(cause.to_owned());
+        partition.leader_until = Some(until);
+        self.arm(until);
+        self.route(slot);
+    }
+
+    /// Backs off, at the expense of the client's retry budget.
     pub(super) fn wait(&mut self, slot: SlotId, leader: Option<Leader>, cause: &str) {
+        let paid = self.shared.connections.budget().withdraw(Instant::now());
+        self.wait_paid(slot, leader, cause, paid);
+    }
+
+    /// Backs off; longer if the retry is not paid for.
+    fn wait_paid(&mut self, slot: SlotId, leader: Option<Leader>, cause: &str, paid: bool) {
         self.shared.metadata.request_refresh();
         let Some(partition) = self.partitions.get_mut(slot) else {
             return;
@@ -262,9 +282,21 @@ impl Reader {
             return;
         }
         partition.last_failure = Some(cause.to_owned());
-        let until = Instant::now() + partition.backoff.step();
+        let pause = match paid {
+            true => partition.backoff.step(),
+            false => partition.backoff.exhausted_drawn(rand::random()),
+        };
+        let until = Instant::now() + pause;
         partition.route = Route::Waiting { until, leader };
         self.arm(until);
+    }
+
+    /// Waits longer, if it waits.
+    fn wait_until(&mut self, slot: SlotId, at_least: Instant) {
+        let partition = self.partitions.get_mut(slot);
+        if let Some(Route::Waiting { until, .. }) = partition.map(|p| &mut p.route) {
+            *until = at_least.max(*until);
+        }
     }
 
     fn newer_leader(&self, number: u32, than: Option<Leader>) -> bool {
@@ -284,8 +316,26 @@ impl Reader {
             // It may be cut off from the others, and its view old.
             self.shared.metadata.request_refresh_elsewhere(broker);
         }
+        if broken.is_empty() {
+            return;
+        }
+        // One stream, one retry, however many partitions it served.
+        let paid = self.shared.connections.budget().withdraw(Instant::now());
         for slot in broken {
-            self.fail(slot, cause);
+            let Some(partition) = self.partitions.get(slot) else {
+                continue;
+            };
+            let number = partition.number;
+            if partition.route.is_follower() {
+                self.leave_follower(slot, cause);
+                continue;
+            }
+            let leader = self.leave(slot);
+            if self.newer_leader(number, leader) {
+                self.route(slot);
+            } else {
+                self.wait_paid(slot, leader, cause, paid);
+            }
         }
     }
 
