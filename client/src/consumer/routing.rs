@@ -268,12 +268,16 @@ impl Reader {
 
     /// Backs off, at the expense of the client's retry budget.
     pub(super) fn wait(&mut self, slot: SlotId, leader: Option<Leader>, cause: &str) {
-        let paid = self.shared.connections.budget().withdraw(Instant::now());
-        self.wait_paid(slot, leader, cause, paid);
+        let budget = self.shared.connections.budget();
+        let now = Instant::now();
+        let Some(partition) = self.partitions.get_mut(slot) else {
+            return;
+        };
+        let pause = partition.backoff.step_within(budget, now);
+        self.wait_for(slot, leader, cause, pause);
     }
 
-    /// Backs off; longer if the retry is not paid for.
-    fn wait_paid(&mut self, slot: SlotId, leader: Option<Leader>, cause: &str, paid: bool) {
+    fn wait_for(&mut self, slot: SlotId, leader: Option<Leader>, cause: &str, pause: Duration) {
         self.shared.metadata.request_refresh();
         let Some(partition) = self.partitions.get_mut(slot) else {
             return;
@@ -282,10 +286,6 @@ impl Reader {
             return;
         }
         partition.last_failure = Some(cause.to_owned());
-        let pause = match paid {
-            true => partition.backoff.step(),
-            false => partition.backoff.exhausted_drawn(rand::random()),
-        };
         let until = Instant::now() + pause;
         partition.route = Route::Waiting { until, leader };
         self.arm(until);
@@ -319,10 +319,10 @@ impl Reader {
         if broken.is_empty() {
             return;
         }
-        // One stream, one retry, however many partitions it served.
-        let paid = self.shared.connections.budget().withdraw(Instant::now());
+        // One stream, one retry to pay for, however many partitions it served.
+        let mut paid: Option<Duration> = None;
         for slot in broken {
-            let Some(partition) = self.partitions.get(slot) else {
+            let Some(partition) = self.partitions.get_mut(slot) else {
                 continue;
             };
             let number = partition.number;
@@ -333,9 +333,18 @@ impl Reader {
             let leader = self.leave(slot);
             if self.newer_leader(number, leader) {
                 self.route(slot);
-            } else {
-                self.wait_paid(slot, leader, cause, paid);
+                continue;
             }
+            let budget = self.shared.connections.budget();
+            let Some(partition) = self.partitions.get_mut(slot) else {
+                continue;
+            };
+            let pause = match paid {
+                Some(pause) => pause.max(partition.backoff.step()),
+                None => partition.backoff.step_within(budget, Instant::now()),
+            };
+            paid.get_or_insert(pause);
+            self.wait_for(slot, leader, cause, pause);
         }
     }
 

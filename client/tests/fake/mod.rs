@@ -7,6 +7,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod fetch;
 pub mod proxy;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -21,8 +22,6 @@ use qute_client::{Client, ClientConfig};
 use qute_proto::batch::BatchHeader;
 use qute_proto::ids::{ClusterId, TopicId};
 use qute_proto::v1::cluster_server::{Cluster, ClusterServer};
-use qute_proto::v1::fetch_request::Request as FetchKind;
-use qute_proto::v1::fetch_response::Response as FetchAnswer;
 use qute_proto::v1::log_server::{Log, LogServer};
 use qute_proto::v1::offset_query::Position;
 use qute_proto::v1::produce_response::Result as ProduceResult;
@@ -65,6 +64,10 @@ pub struct Partition {
     pub log_start: u64,
     pub next_offset: u64,
     pub batches: Vec<(u64, Bytes)>,
+    /// Broker time by base offset; without an entry 1 ms.
+    pub times: BTreeMap<u64, u64>,
+    /// Brokers with a voting replica, besides the leader.
+    pub followers: Vec<u64>,
     tables: HashMap<u64, Table>,
 }
 
@@ -97,6 +100,12 @@ pub struct State {
     /// What the brokers tell that they accept.
     pub limits: Option<v1::Limits>,
     pub metadata: MetadataCalls,
+    pub fetch: fetch::Script,
+    pub racks: BTreeMap<u64, String>,
+    /// Of brokers that are not alive.
+    pub states: BTreeMap<u64, v1::BrokerState>,
+    /// Broker time of batches written from now on.
+    pub clock_ms: u64,
 }
 
 /// Metadata calls, watches not included.
@@ -154,6 +163,10 @@ impl Fake {
             fetch_cuts: 0,
             limits: None,
             metadata: MetadataCalls::default(),
+            fetch: fetch::Script::default(),
+            racks: BTreeMap::new(),
+            states: BTreeMap::new(),
+            clock_ms: 1,
         };
         let fake = Self {
             state: Arc::new(Mutex::new(state)),
@@ -275,7 +288,13 @@ impl State {
                 .map(|(&broker_id, address)| v1::BrokerInfo {
                     broker_id,
                     address: address.clone(),
-                    state: v1::BrokerState::Alive.into(),
+                    rack: self.racks.get(&broker_id).cloned().unwrap_or_default(),
+                    state: self
+                        .states
+                        .get(&broker_id)
+                        .copied()
+                        .unwrap_or(v1::BrokerState::Alive)
+                        .into(),
                     ..Default::default()
                 })
                 .collect(),
@@ -305,7 +324,14 @@ fn topic_info(name: &str, (id, partitions): &(TopicId, Vec<Partition>)) -> v1::T
                 partition,
                 leader: state.leader.0,
                 leader_epoch: state.leader.1,
-                replicas: Vec::new(),
+                replicas: std::iter::once(state.leader.0)
+                    .chain(state.followers.iter().copied())
+                    .map(|broker_id| v1::ReplicaInfo {
+                        broker_id,
+                        replica_id: broker_id,
+                        role: v1::ReplicaRole::Voter.into(),
+                    })
+                    .collect(),
             })
             .collect(),
         config: HashMap::new(),
@@ -352,12 +378,13 @@ impl Endpoint {
                 }
                 Produce::Serve | Produce::ServeThenCut => {}
             }
+            let time_ms = state.clock_ms;
             let result = match state.find(&request.topic_id, request.partition) {
                 None => ProduceResult::Error(error(ErrorCode::UnknownTopic)),
                 Some(partition) if partition.leader.0 != self.broker => {
                     ProduceResult::Error(not_leader(partition.leader.0, partition.leader.1))
                 }
-                Some(partition) => partition.append(&header, &request.batch),
+                Some(partition) => partition.append(&header, &request.batch, time_ms),
             };
             (!matches!(decision, Produce::ServeThenCut)).then_some(Some(result))
         })
@@ -365,7 +392,25 @@ impl Endpoint {
 }
 
 impl Partition {
-    fn append(&mut self, header: &BatchHeader, batch: &Bytes) -> ProduceResult {
+    pub fn time_of(&self, base_offset: u64) -> u64 {
+        self.times.get(&base_offset).copied().unwrap_or(1)
+    }
+
+    fn first_since(&self, time_ms: u64) -> u64 {
+        let mut bases = self.batches.iter().map(|(base, _)| *base);
+        bases
+            .find(|base| self.time_of(*base) >= time_ms)
+            .unwrap_or(self.next_offset)
+    }
+
+    /// Writes a batch as it is.
+    pub fn push(&mut self, batch: Bytes) {
+        let header = BatchHeader::verify(&batch).unwrap();
+        self.batches.push((self.next_offset, batch));
+        self.next_offset += u64::from(header.record_count);
+    }
+
+    fn append(&mut self, header: &BatchHeader, batch: &Bytes, time_ms: u64) -> ProduceResult {
         let stamp = header.producer;
         let table = self.tables.entry(stamp.producer_id.0).or_default();
         if stamp.epoch > table.epoch {
@@ -396,6 +441,7 @@ impl Partition {
         }
         self.next_offset += u64::from(header.record_count);
         self.batches.push((base_offset, batch.clone()));
+        self.times.insert(base_offset, time_ms);
         ProduceResult::Ack(v1::ProduceAck {
             base_offset,
             leader_epoch: self.leader.1,
@@ -443,12 +489,7 @@ impl Log for Endpoint {
         request: Request<Streaming<v1::FetchRequest>>,
     ) -> Result<Response<Self::FetchStream>, Status> {
         let (answers, stream) = mpsc::unbounded_channel();
-        let session = FetchSession {
-            endpoint: self.clone(),
-            answers,
-            subscriptions: BTreeMap::new(),
-            credit: 0,
-        };
+        let session = fetch::Session::new(self.clone(), answers);
         tokio::spawn(session.run(request.into_inner()));
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
             stream,
@@ -476,6 +517,7 @@ impl Log for Endpoint {
             v1::OffsetAnswer {
                 offset: match query.position {
                     Some(Position::Start(_)) => partition.log_start,
+                    Some(Position::TimeMs(time_ms)) => partition.first_since(time_ms),
                     _ => partition.next_offset,
                 },
                 leader_epoch: partition.leader.1,
@@ -493,140 +535,6 @@ impl Log for Endpoint {
             .map(&mut answer)
             .collect();
         Ok(Response::new(v1::ListOffsetsResponse { answers }))
-    }
-}
-
-/// One fetch stream.
-struct FetchSession {
-    endpoint: Endpoint,
-    answers: mpsc::UnboundedSender<Result<v1::FetchResponse, Status>>,
-    subscriptions: BTreeMap<u64, v1::Subscribe>,
-    credit: i64,
-}
-
-impl FetchSession {
-    async fn run(mut self, mut requests: Streaming<v1::FetchRequest>) {
-        let mut changed = self.endpoint.fake.changed.subscribe();
-        let cuts = self.endpoint.fake.state.lock().fetch_cuts;
-        let mut subscribed = false;
-        loop {
-            if !self.send_all() {
-                return;
-            }
-            {
-                let mut state = self.endpoint.fake.state.lock();
-                state.served_subscriptions += usize::from(std::mem::take(&mut subscribed));
-                if state.fetch_cuts > cuts {
-                    let _ = self.answers.send(Err(Status::unavailable("cut")));
-                    return;
-                }
-            }
-            tokio::select! {
-                request = requests.next() => match request {
-                    Some(Ok(request)) => {
-                        subscribed = matches!(request.request, Some(FetchKind::Subscribe(_)));
-                        self.take(request);
-                    }
-                    _ => return,
-                },
-                _ = changed.changed() => {}
-            }
-        }
-    }
-
-    fn take(&mut self, request: v1::FetchRequest) {
-        match request.request {
-            Some(FetchKind::Subscribe(subscribe)) => {
-                let id = subscribe.subscription_id;
-                self.subscriptions.insert(id, subscribe);
-                self.answer(id, FetchAnswer::Subscribed(v1::Subscribed::default()));
-            }
-            Some(FetchKind::Unsubscribe(unsubscribe)) => {
-                self.subscriptions.remove(&unsubscribe.subscription_id);
-            }
-            Some(FetchKind::Credit(credit)) => self.credit += credit.bytes as i64,
-            None => {}
-        }
-    }
-
-    fn answer(&self, subscription_id: u64, response: FetchAnswer) {
-        let _ = self.answers.send(Ok(v1::FetchResponse {
-            subscription_id,
-            response: Some(response),
-        }));
-    }
-
-    /// False once the stream is cut.
-    fn send_all(&mut self) -> bool {
-        let fake = self.endpoint.fake.clone();
-        let mut state = fake.state.lock();
-        let ids: Vec<u64> = self.subscriptions.keys().copied().collect();
-        for id in ids {
-            let subscribe = self.subscriptions.get_mut(&id).unwrap();
-            let flip = state.flip_bit_in_fetch;
-            let partition = state
-                .find(&subscribe.topic_id, subscribe.partition)
-                .unwrap();
-            if partition.leader.0 != self.endpoint.broker {
-                let refusal = not_leader(partition.leader.0, partition.leader.1);
-                self.subscriptions.remove(&id);
-                self.answer(id, FetchAnswer::Error(refusal));
-                continue;
-            }
-            if subscribe.offset < partition.log_start {
-                let refusal = v1::Error {
-                    bounds: Some(v1::OffsetBounds {
-                        log_start_offset: partition.log_start,
-                        high_watermark: partition.next_offset,
-                    }),
-                    ..error(ErrorCode::OffsetOutOfRange)
-                };
-                self.subscriptions.remove(&id);
-                self.answer(id, FetchAnswer::Error(refusal));
-                continue;
-            }
-            let partition = partition.clone();
-            for (base_offset, batch) in partition.batches {
-                let records = BatchHeader::verify(&batch).unwrap().record_count;
-                let end = base_offset + u64::from(records);
-                let subscribe = self.subscriptions.get_mut(&id).unwrap();
-                if end <= subscribe.offset || self.credit <= 0 {
-                    continue;
-                }
-                if let Some(left) = &mut state.cut_fetch_after {
-                    if *left == 0 {
-                        state.cut_fetch_after = None;
-                        let _ = self.answers.send(Err(Status::unavailable("cut")));
-                        return false;
-                    }
-                    *left -= 1;
-                }
-                subscribe.offset = end;
-                self.credit -= batch.len() as i64;
-                state.fetched_bytes += batch.len();
-                state.fetch_overdraft = state.fetch_overdraft.max(-self.credit);
-                let batch = if flip {
-                    let mut bytes = batch.to_vec();
-                    *bytes.last_mut().unwrap() ^= 1;
-                    bytes.into()
-                } else {
-                    batch
-                };
-                self.answer(
-                    id,
-                    FetchAnswer::Batches(v1::Batches {
-                        batches: vec![v1::FetchedBatch {
-                            base_offset,
-                            broker_time_ms: 1,
-                            batch,
-                        }],
-                        high_watermark: partition.next_offset,
-                        log_start_offset: partition.log_start,
-                    }),
-                );
-            }
-        }
-        true
     }
 }
 
