@@ -12,6 +12,9 @@ pub enum Error {
     /// This replica is elected but has not applied its own term's first entry, or is starting.
     #[error("the partition is starting here: retry")]
     NotReady,
+    /// This replica follows and has heard no leader for longer than an election takes.
+    #[error("this follower has lost its leader: read from another replica")]
+    LeaderLost,
     /// The bytes are not a batch.
     #[error("corrupt batch: {0}")]
     Corrupt(String),

@@ -13,6 +13,7 @@
 //! | [`ledger`] | the decisions of the door, pure (S11) |
 //! | [`door`] | the one door for writes (S11); `door/keeper.rs` is its task, one per open replica |
 //! | [`replica`] | [`replica::Replica`]: append, read, wait, list offsets (S18) |
+//! | [`follower`] | the same of a replica that does not lead (S17, S18) |
 //! | [`registry`] | [`registry::Replicas`]: what is open on this broker (S10, S22) |
 //! | [`directory`] | what this layer asks of the layers above |
 //! | [`error`] | why a partition refused |
@@ -20,6 +21,7 @@
 pub mod directory;
 pub mod door;
 pub mod error;
+mod follower;
 pub mod intake;
 pub mod ledger;
 pub mod machine;

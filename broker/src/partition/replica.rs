@@ -3,9 +3,10 @@
 //! Owns the group's handle, the door and the view of the applied state. Runs no task of its own
 //! (the door does). Reads of what is not in memory go to the blocking pool.
 //!
-//! Consumers see committed records only: the high watermark is the end of the applied log. S18:
-//! only a leader that has applied the first entry of its own term serves, and only one that has
-//! confirmed itself by ReadIndex speaks about the end.
+//! Consumers see committed records only: the high watermark is the end of the applied log. Reads
+//! from a replica that does not lead: [`super::follower`]. S18: only a leader that has applied the
+//! first entry of its own term serves, and only one that has confirmed itself by ReadIndex speaks
+//! about the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -203,7 +204,7 @@ impl Replica {
             .unwrap_or(Err(Error::NotReady))
     }
 
-    async fn either_changed(
+    pub(super) async fn either_changed(
         &self,
         leadership: &mut crate::raft::LeadershipWatch,
         applied: &mut tokio::sync::watch::Receiver<crate::raft::AppliedMark>,
@@ -255,20 +256,33 @@ impl Replica {
         if self.serving() != Some(leader_epoch) {
             return Err(Error::NotLeader);
         }
+        let chunk = self.read_committed(from, bytes_max).await?;
+        chunk.ok_or_else(|| {
+            let missing = format!("offset {from} is below the high watermark and can't be read");
+            Error::Failed(missing)
+        })
+    }
+
+    /// What is in the log here from `from` on, up to this replica's high watermark; `None` if a
+    /// committed record ought to be there and is not.
+    ///
+    /// # Errors
+    /// As [`Replica::read`], whoever leads.
+    pub(super) async fn read_committed(
+        &self,
+        from: Offset,
+        bytes_max: usize,
+    ) -> Result<Option<Chunk>, Error> {
         let bounds = self.bounds();
         if from < bounds.log_start {
-            return Err(Error::OutOfRange {
-                offset: from,
-                log_start: bounds.log_start,
-                high_watermark: bounds.high_watermark,
-            });
+            return Err(self.out_of_range(from));
         }
         if from >= bounds.high_watermark {
-            return Ok(Chunk {
+            return Ok(Some(Chunk {
                 batches: Vec::new(),
                 next_offset: from,
                 bounds,
-            });
+            }));
         }
         let end = bounds.high_watermark.0;
         // Hot reads come from memory; others must not block the runtime.
@@ -281,10 +295,9 @@ impl Replica {
                 .await?
         };
         let Some(last) = frames.last() else {
-            let missing = format!("offset {from} is below the high watermark and can't be read");
-            return Err(Error::Failed(missing));
+            return Ok(None);
         };
-        Ok(Chunk {
+        Ok(Some(Chunk {
             next_offset: Offset(last.end_offset()),
             batches: frames
                 .into_iter()
@@ -295,7 +308,17 @@ impl Replica {
                 })
                 .collect(),
             bounds,
-        })
+        }))
+    }
+
+    /// An offset that can't be read here, with what can.
+    pub(super) fn out_of_range(&self, offset: Offset) -> Error {
+        let bounds = self.bounds();
+        Error::OutOfRange {
+            offset,
+            log_start: bounds.log_start,
+            high_watermark: bounds.high_watermark,
+        }
     }
 
     /// Waits until a record at `offset` is committed (the high watermark lies above it).

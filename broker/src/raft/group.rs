@@ -11,10 +11,12 @@ use openraft::ReadPolicy;
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{Fatal, InitializeError, LinearizableReadError, RaftError};
 use openraft::metrics::RaftServerMetrics;
+use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse};
 use openraft_rt_tokio::TokioWatchReceiver;
 use qute_proto::ids::{BrokerId, Offset, ReplicaId};
 use tokio::sync::{Semaphore, watch};
 
+use super::contact::Contact;
 use super::proposal::{self, Admission, Proposal, ProposalError, ProposeError};
 use super::types::{
     Applied, CommittedLeaderId, GroupId, Metrics, Payload, Raft, ReplicaNode, Responder, Space,
@@ -187,6 +189,8 @@ pub(super) struct Inner {
     pub(super) raft: Raft,
     pub(super) log: Arc<Log>,
     pub(super) applied: watch::Receiver<AppliedMark>,
+    pub(super) contact: Arc<Contact>,
+    pub(super) leader_lost_after: Duration,
     pub(super) in_flight: Arc<Semaphore>,
 }
 
@@ -272,6 +276,32 @@ impl GroupHandle {
     #[must_use]
     pub fn watch_applied(&self) -> watch::Receiver<AppliedMark> {
         self.inner.applied.clone()
+    }
+
+    /// How long no leader has been heard, from one that this replica follows; `None` if none was
+    /// since it was opened. Says nothing on a leader.
+    ///
+    /// Leaders send heartbeats for as long as they live. A leader that is cut off from a majority
+    /// together with this replica sends them, too.
+    #[must_use]
+    pub fn leader_silence(&self) -> Option<Duration> {
+        self.inner.contact.silence()
+    }
+
+    /// A follower that has heard no leader for this long is cut off from its group.
+    #[must_use]
+    pub fn leader_lost_after(&self) -> Duration {
+        self.inner.leader_lost_after
+    }
+
+    /// Takes what a leader sends.
+    pub(crate) async fn append_entries(
+        &self,
+        request: AppendEntriesRequest<TypeConfig>,
+    ) -> Result<AppendEntriesResponse<TypeConfig>, RaftError<TypeConfig>> {
+        let response = self.inner.raft.append_entries(request).await?;
+        self.inner.contact.answered(&response);
+        Ok(response)
     }
 
     /// A copy of openraft's metrics.

@@ -14,6 +14,7 @@ use qute_proto::ids::ReplicaId;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use super::contact::Contact;
 use super::group::{self, GroupHandle};
 use super::inbound::{Inbound, Receiving};
 use super::log_store::LogStore;
@@ -37,6 +38,14 @@ pub struct GroupsConfig {
     pub election_ms_min: u64,
     /// And at most this long.
     pub election_ms_max: u64,
+}
+
+impl GroupsConfig {
+    /// A follower that has heard no leader for this long is cut off: one that is not has a new
+    /// leader by then. Elections begin after the leader's lease and one election timeout.
+    fn leader_lost_after(&self) -> Duration {
+        Duration::from_millis(self.election_ms_max.saturating_mul(2))
+    }
 }
 
 impl Default for GroupsConfig {
@@ -218,7 +227,8 @@ impl Groups {
             .map_err(|error| stopped(error.to_string()))?;
 
         let receiving: Arc<dyn Receiving> = Arc::clone(&log) as _;
-        let inbound = Inbound::new(raft.clone(), receiving, guard);
+        let contact = Arc::new(Contact::new());
+        let inbound = Inbound::new(raft.clone(), receiving, Arc::clone(&contact), guard);
         let handle = GroupHandle {
             inner: Arc::new(group::Inner {
                 id: spec.id,
@@ -226,6 +236,8 @@ impl Groups {
                 raft: raft.clone(),
                 log,
                 applied,
+                contact,
+                leader_lost_after: self.inner.config.leader_lost_after(),
                 in_flight: Arc::new(Semaphore::new(group::IN_FLIGHT_BYTES_MAX)),
             }),
         };

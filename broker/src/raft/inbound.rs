@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::DropGuard;
 
 use super::codec::{self, AppendAnswer};
+use super::contact::Contact;
 use super::server::Reply;
 use super::types::{Entry, PayloadKind, Raft, Space, TypeConfig};
 use crate::storage::Log;
@@ -64,6 +65,7 @@ struct Queue {
 pub(super) struct Inbound {
     raft: Raft,
     log: Arc<dyn Receiving>,
+    contact: Arc<Contact>,
     // Short: push and pop. Never held across an await.
     queue: Mutex<Queue>,
     pushed: Notify,
@@ -74,11 +76,13 @@ impl Inbound {
     pub(super) fn new(
         raft: Raft,
         log: Arc<dyn Receiving>,
+        contact: Arc<Contact>,
         closed: Option<Arc<DropGuard>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             raft,
             log,
+            contact,
             queue: Mutex::default(),
             pushed: Notify::new(),
             _closed: closed,
@@ -144,7 +148,10 @@ impl Inbound {
             };
             if let Some((result, reply)) = done {
                 match result {
-                    Ok(response) => reply.append(&AppendAnswer::Handled(response)),
+                    Ok(response) => {
+                        self.contact.answered(&response);
+                        reply.append(&AppendAnswer::Handled(response));
+                    }
                     Err(error) => reply.fail(&error),
                 }
             }

@@ -28,6 +28,7 @@
 
 mod checkpoint;
 mod codec;
+mod contact;
 pub mod group;
 pub mod groups;
 pub mod identity;
@@ -53,6 +54,8 @@ pub use peers::{HintSink, Peers};
 pub use proposal::{Admission, Proposal, ProposalError, ProposeError};
 pub use server::PeerAnswers;
 pub use state_machine::{AppliedEntry, EntryKind, RestoreError, StateMachine};
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -318,7 +318,7 @@ async fn answer(open: &Open, request: Request) -> Result<Bytes, String> {
     let raft = open.handle.raft();
     match request {
         Request::Heartbeat(request) => {
-            let response = raft.append_entries(request).await.map_err(text)?;
+            let response = open.handle.append_entries(request).await.map_err(text)?;
             let answer = AppendAnswer::Handled(response);
             Ok(codec::append_answer_to_wire(&answer).encode_to_vec().into())
         }

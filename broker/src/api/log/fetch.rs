@@ -13,6 +13,10 @@
 //! Ready subscriptions take turns, one message each (about [`MESSAGE_BYTES`]); idle ones sleep on
 //! watches. Memory is bounded: a message is read only when there is credit for it and room in the
 //! stream.
+//!
+//! A subscription that could be sent something and has no credit is told the high watermark now and
+//! then ([`TELL_PAUSE`]), so that its lag is known, and is ended when its replica stops serving. A
+//! stream on which nothing waits for credit keeps no timer.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,6 +28,7 @@ use futures::stream::FuturesUnordered;
 use qute_proto::ids::{Offset, PartitionId};
 use qute_proto::v1;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tonic::{Status, Streaming};
 
 use super::{Shared, wire};
@@ -41,6 +46,9 @@ const CREDIT_BYTES_MAX: i64 = 1 << 30;
 /// How long a subscription waits for its leader to get ready and confirm itself.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
+/// Between two signs of the high watermark on a stream whose credit is used up, at least.
+const TELL_PAUSE: Duration = Duration::from_secs(1);
+
 type Answers = mpsc::Sender<Result<v1::FetchResponse, Status>>;
 
 struct Subscription {
@@ -49,6 +57,8 @@ struct Subscription {
     next: Offset,
     /// Set once live.
     live: Option<Live>,
+    /// The high watermark that the client knows.
+    told: Offset,
     /// Ends its future in `events` when the subscription goes.
     abort: AbortHandle,
 }
@@ -56,7 +66,37 @@ struct Subscription {
 #[derive(Clone)]
 struct Live {
     replica: Arc<Replica>,
+    /// Of the leader that serves, or that the serving follower follows.
     leader_epoch: u64,
+    follows: bool,
+}
+
+impl Live {
+    async fn read(&self, from: Offset, bytes_max: usize) -> Result<Chunk, Error> {
+        if self.follows {
+            self.replica.read_following(from, bytes_max).await
+        } else {
+            self.replica.read(from, bytes_max, self.leader_epoch).await
+        }
+    }
+
+    async fn wait_beyond(&self, offset: Offset) -> Result<(), Error> {
+        if self.follows {
+            self.replica.wait_beyond_following(offset).await
+        } else {
+            self.replica.wait_beyond(offset, self.leader_epoch).await
+        }
+    }
+
+    /// The bounds, while the replica serves as it did when the subscription began.
+    fn bounds(&self) -> Result<Bounds, Error> {
+        if self.follows {
+            self.replica.check_following()?;
+        } else if self.replica.serving() != Some(self.leader_epoch) {
+            return Err(Error::NotLeader);
+        }
+        Ok(self.replica.bounds())
+    }
 }
 
 enum Event {
@@ -76,6 +116,8 @@ struct Fetcher {
     ready: VecDeque<Generation>,
     outbox: VecDeque<v1::FetchResponse>,
     credit: i64,
+    /// When subscriptions without credit may next be told their high watermark.
+    tell_at: Instant,
 }
 
 /// Runs one stream until the client ends it or is gone, or the broker stops.
@@ -94,6 +136,7 @@ pub(super) async fn run(
         ready: VecDeque::new(),
         outbox: VecDeque::new(),
         credit: 0,
+        tell_at: Instant::now(),
     };
     loop {
         tokio::select! {
@@ -120,6 +163,9 @@ pub(super) async fn run(
                     room.send(Ok(message));
                 }
             }
+            () = tokio::time::sleep_until(fetcher.tell_at), if fetcher.is_starved() => {
+                fetcher.tell_high_watermarks();
+            }
         }
     }
 }
@@ -127,6 +173,43 @@ pub(super) async fn run(
 impl Fetcher {
     fn has_work(&self) -> bool {
         !self.outbox.is_empty() || (self.credit > 0 && !self.ready.is_empty())
+    }
+
+    /// Something could be sent, and there is no credit for it.
+    fn is_starved(&self) -> bool {
+        self.credit <= 0 && !self.ready.is_empty() && self.outbox.is_empty()
+    }
+
+    /// Tells those that wait for credit how far their high watermark has moved, and ends those whose
+    /// replica does not serve any more.
+    fn tell_high_watermarks(&mut self) {
+        self.tell_at = Instant::now() + TELL_PAUSE;
+        let mut ended = Vec::new();
+        // Those that were told are passed over the next time: all get their turn.
+        for generation in &self.ready {
+            if self.outbox.len() + ended.len() >= OUTBOX_MAX {
+                break;
+            }
+            let Some(subscription) = self.subscriptions.get_mut(generation) else {
+                continue;
+            };
+            match subscription.live.as_ref().map(Live::bounds) {
+                Some(Ok(bounds)) if bounds.high_watermark > subscription.told => {
+                    subscription.told = bounds.high_watermark;
+                    self.outbox
+                        .push_back(message(subscription.id, Vec::new(), bounds));
+                }
+                Some(Err(error)) => ended.push((*generation, error)),
+                Some(Ok(_)) | None => {}
+            }
+        }
+        for (generation, error) in ended {
+            self.end(generation, &error);
+        }
+        // Ended ones would look like work for ever.
+        let subscriptions = &self.subscriptions;
+        self.ready
+            .retain(|generation| subscriptions.contains_key(generation));
     }
 
     fn request(&mut self, request: v1::FetchRequest) {
@@ -162,7 +245,8 @@ impl Fetcher {
         }
         let next = Offset(subscribe.offset);
         let replica = self.shared.replicas.serving(partition);
-        let started = async move { Event::Started(start(replica, next).await) };
+        let follower = subscribe.follower;
+        let started = async move { Event::Started(start(replica, next, follower).await) };
         let generation = self.next_generation;
         self.next_generation += 1;
         let abort = self.await_event(generation, started);
@@ -171,6 +255,7 @@ impl Fetcher {
             partition,
             next,
             live: None,
+            told: Offset(0),
             abort,
         };
         self.subscriptions.insert(generation, subscription);
@@ -200,9 +285,10 @@ impl Fetcher {
                     log_start_offset: bounds.log_start.0,
                     high_watermark: bounds.high_watermark.0,
                     leader_epoch: live.leader_epoch,
-                    follower: false,
+                    follower: live.follows,
                 };
                 subscription.live = Some(live);
+                subscription.told = bounds.high_watermark;
                 self.outbox.push_back(v1::FetchResponse {
                     subscription_id: subscription.id,
                     response: Some(v1::fetch_response::Response::Subscribed(subscribed)),
@@ -229,10 +315,7 @@ impl Fetcher {
             };
             // What is left of the credit, or one batch that is larger.
             let room = usize::try_from(self.credit).map_or(1, |credit| credit.min(MESSAGE_BYTES));
-            let read = live
-                .replica
-                .read(subscription.next, room, live.leader_epoch);
-            match read.await {
+            match live.read(subscription.next, room).await {
                 Ok(chunk) if chunk.batches.is_empty() => self.sleep(generation, live),
                 Ok(chunk) => return Some(self.batches(generation, live, chunk)),
                 Err(error) => {
@@ -248,6 +331,7 @@ impl Fetcher {
         let mut id = 0;
         if let Some(subscription) = self.subscriptions.get_mut(&generation) {
             subscription.next = chunk.next_offset;
+            subscription.told = chunk.bounds.high_watermark;
             id = subscription.id;
         }
         let bytes: usize = chunk.batches.iter().map(|one| one.bytes.len()).sum();
@@ -267,14 +351,7 @@ impl Fetcher {
             broker_time_ms: one.broker_time_ms,
             batch: one.bytes,
         });
-        v1::FetchResponse {
-            subscription_id: id,
-            response: Some(v1::fetch_response::Response::Batches(v1::Batches {
-                batches: batches.collect(),
-                high_watermark: chunk.bounds.high_watermark.0,
-                log_start_offset: chunk.bounds.log_start.0,
-            })),
-        }
+        message(id, batches.collect(), chunk.bounds)
     }
 
     /// Until the high watermark passes its next offset, or the leadership ends.
@@ -282,8 +359,7 @@ impl Fetcher {
         let Some(next) = self.subscriptions.get(&generation).map(|s| s.next) else {
             return;
         };
-        let woken =
-            async move { Event::Woken(live.replica.wait_beyond(next, live.leader_epoch).await) };
+        let woken = async move { Event::Woken(live.wait_beyond(next).await) };
         let abort = self.await_event(generation, woken);
         if let Some(subscription) = self.subscriptions.get_mut(&generation) {
             subscription.abort = abort;
@@ -313,13 +389,40 @@ impl Fetcher {
     }
 }
 
-/// S18: an offset ahead of the high watermark waits; only a leader that has confirmed itself says
-/// "beyond the end".
+fn message(
+    subscription_id: u64,
+    batches: Vec<v1::FetchedBatch>,
+    bounds: Bounds,
+) -> v1::FetchResponse {
+    v1::FetchResponse {
+        subscription_id,
+        response: Some(v1::fetch_response::Response::Batches(v1::Batches {
+            batches,
+            high_watermark: bounds.high_watermark.0,
+            log_start_offset: bounds.log_start.0,
+        })),
+    }
+}
+
 async fn start(
     replica: Result<Arc<Replica>, Error>,
     next: Offset,
+    follower: bool,
 ) -> Result<(Live, Bounds), Error> {
     let replica = replica?;
+    if follower && !replica.leadership().is_local {
+        match start_following(&replica, next).await {
+            // It has been elected meanwhile.
+            Err(Error::NotLeader) if replica.leadership().is_local => {}
+            started => return started,
+        }
+    }
+    start_leading(replica, next).await
+}
+
+/// S18: an offset ahead of the high watermark waits; only a leader that has confirmed itself says
+/// "beyond the end".
+async fn start_leading(replica: Arc<Replica>, next: Offset) -> Result<(Live, Bounds), Error> {
     let leader_epoch = replica.wait_serving(START_WITHIN).await?;
     let mut bounds = replica.bounds();
     if next < bounds.log_start || next > bounds.high_watermark {
@@ -335,6 +438,22 @@ async fn start(
     let live = Live {
         replica,
         leader_epoch,
+        follows: false,
+    };
+    Ok((live, bounds))
+}
+
+/// S17, S18: a follower knows its log start, and nothing of the end.
+async fn start_following(replica: &Arc<Replica>, next: Offset) -> Result<(Live, Bounds), Error> {
+    let leader_epoch = replica.wait_following(START_WITHIN).await?;
+    let bounds = replica.bounds();
+    if next < bounds.log_start {
+        return Err(wire::out_of_range(next, bounds));
+    }
+    let live = Live {
+        replica: Arc::clone(replica),
+        leader_epoch,
+        follows: true,
     };
     Ok((live, bounds))
 }

@@ -658,3 +658,53 @@ async fn client_that_goes_away_leaves_no_stream_behind() {
     within(served.service.streams.wait()).await;
     served.stop().await;
 }
+
+/// The next message must be this: no batch, and the high watermark.
+async fn told(fetch: &mut Fetch, high_watermark: u64) {
+    let (id, batches) = fetch.batches().await;
+    assert!(batches.batches.is_empty(), "{batches:?}");
+    assert_eq!((id, batches.high_watermark), (1, high_watermark));
+}
+
+#[tokio::test]
+async fn subscription_without_credit_is_told_how_far_it_lags() {
+    let served = Served::start().await;
+    served.broker.open(0).await;
+    let mut client = served.client().await;
+    let mut produce = Produce::open(&mut client).await;
+    let mut fetch = Fetch::open(&mut client).await;
+    fetch.subscribe(1, partition(0), 0).await;
+    assert_eq!(fetch.subscribed().await.1.high_watermark, 0);
+    produce.call(partition(0), batch(7, 0, 3)).await.unwrap();
+    told(&mut fetch, 3).await;
+    produce.call(partition(0), batch(7, 3, 2)).await.unwrap();
+    told(&mut fetch, 5).await;
+    // Once it has not moved nothing is told; what comes next are the records, for no less credit.
+    fetch.credit(1).await;
+    let (_, batches) = fetch.batches().await;
+    assert_eq!((batches.batches.len(), batches.high_watermark), (1, 5));
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn subscription_without_credit_ends_with_its_replica() {
+    let served = Served::start().await;
+    let replica = served.broker.open(0).await;
+    let mut client = served.client().await;
+    let mut produce = Produce::open(&mut client).await;
+    let mut fetch = Fetch::open(&mut client).await;
+    fetch.subscribe(1, partition(0), 0).await;
+    fetch.subscribed().await;
+    produce.call(partition(0), batch(7, 0, 3)).await.unwrap();
+    told(&mut fetch, 3).await;
+    let id = replica.id();
+    drop(replica);
+    served
+        .broker
+        .replicas
+        .delete(partition(0), id)
+        .await
+        .unwrap();
+    assert_eq!(fetch.error().await.0, 1);
+    served.stop().await;
+}

@@ -37,7 +37,7 @@ pub(super) fn refusal(
         Error::NotHere(_) => return absent(error, partition, directory),
         Error::NotLeader => v1::ErrorCode::NotLeader,
         // A failed replica loses its leadership: the client finds the next leader.
-        Error::NotReady | Error::Failed(_) => v1::ErrorCode::NotReady,
+        Error::NotReady | Error::LeaderLost | Error::Failed(_) => v1::ErrorCode::NotReady,
         Error::Corrupt(_) => v1::ErrorCode::CorruptBatch,
         Error::RecordTooLarge { .. } => v1::ErrorCode::RecordTooLarge,
         Error::BatchTooLarge { .. } => v1::ErrorCode::BatchTooLarge,
@@ -54,7 +54,11 @@ pub(super) fn refusal(
     };
     let mut wire = plain(code, format!("partition {partition}: {error}"));
     match error {
-        Error::NotLeader | Error::Quarantined(_) | Error::Failed(_) | Error::OutcomeUnknown => {
+        Error::NotLeader
+        | Error::LeaderLost
+        | Error::Quarantined(_)
+        | Error::Failed(_)
+        | Error::OutcomeUnknown => {
             wire.leader_hint = hint(partition, directory);
         }
         Error::OutOfRange {

@@ -89,15 +89,15 @@ async fn link(to: std::net::SocketAddr, whole: watch::Receiver<bool>) -> String 
     address
 }
 
-struct Cluster {
+pub(super) struct Cluster {
     brokers: Vec<TestBroker>,
-    replicas: Vec<Arc<Replica>>,
+    pub(super) replicas: Vec<Arc<Replica>>,
     /// Per broker: whether its links are whole.
-    cuts: Vec<watch::Sender<bool>>,
+    pub(super) cuts: Vec<watch::Sender<bool>>,
 }
 
 impl Cluster {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         let cluster = ClusterId::random();
         let mut brokers = Vec::new();
         let mut listeners = Vec::new();
@@ -156,7 +156,7 @@ impl Cluster {
         Some(number)
     }
 
-    async fn wait_leader(&self) -> usize {
+    pub(super) async fn wait_leader(&self) -> usize {
         let elected = async {
             loop {
                 if let Some(leader) = self.leader() {
@@ -168,13 +168,13 @@ impl Cluster {
         tokio::time::timeout(PATIENCE, elected).await.unwrap()
     }
 
-    async fn stop(self) {
+    pub(super) async fn stop(self) {
         drop(self.replicas);
         futures::future::join_all(self.brokers.into_iter().map(TestBroker::stop)).await;
     }
 }
 
-fn numbered(sequence: u64) -> Bytes {
+pub(super) fn numbered(sequence: u64) -> Bytes {
     let stamp = ProducerStamp {
         producer_id: ProducerId(7),
         epoch: 0,
@@ -185,7 +185,7 @@ fn numbered(sequence: u64) -> Bytes {
 
 /// Sends batch after batch, five at a time, and after any refusal begins again at the first that
 /// was not acknowledged: what a client does. Adds where each batch is.
-async fn produce(cluster: &Cluster, acknowledged: &mut Vec<Offset>, count: u64) {
+pub(super) async fn produce(cluster: &Cluster, acknowledged: &mut Vec<Offset>, count: u64) {
     while u64::try_from(acknowledged.len()).unwrap() < count {
         let leader = &cluster.replicas[cluster.wait_leader().await];
         let first = u64::try_from(acknowledged.len()).unwrap();

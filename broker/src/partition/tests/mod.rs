@@ -1,6 +1,7 @@
 //! One replica with the real store and the real Raft below it.
 
 mod cuts;
+mod following;
 
 use std::time::Duration;
 
