@@ -31,8 +31,8 @@ use super::link::{Event, Link, Links, Permit};
 use super::queue::PartitionQueue;
 use crate::client::Shared;
 use crate::error::{Error, ErrorKind, Outcome};
-use crate::metadata::{Leader, Topic};
-use crate::net::{Backoff, until};
+use crate::metadata::Topic;
+use crate::net::{Address, Next, Retry, Route, until};
 use crate::trace;
 
 /// How long the answers still due are awaited after a refusal.
@@ -60,18 +60,6 @@ enum Body {
     Empty,
 }
 
-enum Route {
-    None,
-    To {
-        link: Arc<Link>,
-        leader: Leader,
-    },
-    Waiting {
-        until: Instant,
-        leader: Option<Leader>,
-    },
-}
-
 pub(super) struct Driver {
     shared: Arc<Shared>,
     links: Arc<Links>,
@@ -80,8 +68,7 @@ pub(super) struct Driver {
     producer_id: ProducerId,
     delivery_timeout: Duration,
     flight: Flight<Batch>,
-    route: Route,
-    backoff: Backoff,
+    route: Route<Arc<Link>>,
     out_of_order: u32,
     drain_until: Option<Instant>,
     /// When the leader has been silent for too long; while there is something to answer.
@@ -108,7 +95,7 @@ impl Driver {
     ) -> Self {
         let (sender, events) = mpsc::unbounded_channel();
         Self {
-            backoff: Backoff::new(&shared.config),
+            route: Route::new(&shared.config),
             views: shared.metadata.subscribe(),
             shared,
             links,
@@ -117,7 +104,6 @@ impl Driver {
             producer_id,
             delivery_timeout: config.delivery_timeout,
             flight: Flight::new(config.in_flight_max),
-            route: Route::None,
             out_of_order: 0,
             drain_until: None,
             silent_until: None,
@@ -137,10 +123,8 @@ impl Driver {
             self.find_route();
             self.publish_load();
             self.watch_silence();
-            let link = match &self.route {
-                Route::To { link, .. } if self.flight.wants_send() => Some(Arc::clone(link)),
-                _ => None,
-            };
+            let sends = self.flight.wants_send();
+            let link = self.route.target().filter(|_| sends).map(Arc::clone);
             let timer = self.next_timer();
             tokio::select! {
                 biased;
@@ -183,10 +167,7 @@ impl Driver {
             .has_room()
             .then(|| self.queue.due_at())
             .flatten();
-        let waiting = match self.route {
-            Route::Waiting { until, .. } if !self.flight.is_empty() => Some(until),
-            _ => None,
-        };
+        let waiting = self.route.due().filter(|_| !self.flight.is_empty());
         let timers = [
             expiry,
             self.queue.expires_at(),
@@ -201,49 +182,52 @@ impl Driver {
     /// For whoever chooses partitions.
     fn publish_load(&self) {
         let load = &self.queue.room.load;
-        let waiting = matches!(self.route, Route::Waiting { .. });
-        load.set_backing_off(waiting && !self.flight.is_empty());
+        load.set_backing_off(self.route.due().is_some() && !self.flight.is_empty());
         load.set_oldest(self.flight.front().and_then(|batch| batch.sent_at));
     }
 
     /// The leader, if one is known, and its stream; else waits for new metadata.
     fn find_route(&mut self) {
-        if let Route::To { link, .. } = &self.route
-            && link.is_broken()
+        if self.route.target().is_some_and(|link| link.is_broken())
             && self.flight.is_drained()
             && !self.flight.is_draining()
         {
             // It broke while nothing was under way.
             self.flight.rewind();
-            self.route = Route::None;
+            self.route.leave();
         }
         if self.queue.take_retired() {
             self.confirm_topic();
         }
-        if !matches!(self.route, Route::None) || !self.flight.wants_send() {
+        if !self.route.is_idle() || !self.flight.wants_send() {
             return;
         }
         let view = self.shared.metadata.load();
-        let Some(topic) = view.topic_by_id(&self.topic.name, self.topic.id) else {
-            self.confirm_topic();
-            return self.wait(None);
-        };
-        let leader = topic.leader(self.queue.place.partition);
-        match leader.and_then(|leader| Some((leader, view.address(leader.broker)?))) {
-            Some((leader, address)) => {
-                let link = self.links.get(leader.broker, address);
+        let partition = self.queue.place.partition;
+        let connections = &self.shared.connections;
+        let refused_until = |address: &Address| connections.refused_until(address);
+        let next = self
+            .route
+            .find(&view, &self.topic, partition, refused_until);
+        match next {
+            Next::To { leader, address } => {
+                let link = self.links.get(leader.broker, &address);
                 self.silent_until = None;
-                self.route = Route::To { link, leader };
+                self.route.open(link, leader);
             }
-            None => {
-                self.last_failure = Some("no leader is known".to_owned());
-                self.wait(leader);
+            Next::Wait { until, why } => {
+                self.last_failure.get_or_insert_with(|| why.to_owned());
+                self.wait(until);
+            }
+            Next::TopicMissing => {
+                self.confirm_topic();
+                self.wait(None);
             }
         }
     }
 
     fn watch_silence(&mut self) {
-        if matches!(self.route, Route::To { .. }) && !self.flight.is_empty() {
+        if self.route.target().is_some() && !self.flight.is_empty() {
             self.silent_until
                 .get_or_insert_with(|| Instant::now() + SILENCE_MAX);
         } else {
@@ -252,19 +236,16 @@ impl Driver {
     }
 
     /// Backs off, and has metadata refreshed meanwhile.
-    fn wait(&mut self, leader: Option<Leader>) {
+    fn wait(&mut self, until: Option<Instant>) {
         self.shared.metadata.request_refresh();
-        self.route = Route::Waiting {
-            until: Instant::now() + self.backoff.step(),
-            leader,
-        };
+        let retry = Retry::now(self.shared.connections.budget());
+        self.route.wait(until, retry);
     }
 
     fn send(&mut self, permit: Option<Permit>) {
-        let Route::To { link, .. } = &self.route else {
+        let Some(link) = self.route.target().map(Arc::clone) else {
             return;
         };
-        let link = Arc::clone(link);
         let (topic_id, partition) = (self.topic.id.to_wire(), self.queue.place.partition);
         let producer_id = self.producer_id;
         let Some((key, batch)) = self.flight.next_unsent() else {
@@ -313,7 +294,7 @@ impl Driver {
                 key, base_offset, ..
             } => {
                 if let Some(batch) = self.flight.acknowledge(key) {
-                    self.backoff.reset();
+                    self.route.succeeded(self.shared.connections.budget());
                     self.out_of_order = 0;
                     if let Some(sent_at) = batch.sent_at {
                         let now = Instant::now();
@@ -468,23 +449,13 @@ impl Driver {
         self.drain_until = None;
         self.final_error = None;
         self.flight.rewind();
-        let leader = match &self.route {
-            Route::To { leader, .. } => Some(*leader),
-            Route::Waiting { leader, .. } => *leader,
-            Route::None => None,
-        };
-        if self.newer_leader(leader) {
-            self.route = Route::None;
-        } else {
-            self.wait(leader);
-        }
-    }
-
-    fn newer_leader(&self, than: Option<Leader>) -> bool {
+        let view = self.shared.metadata.load();
         let partition = self.queue.place.partition;
-        self.shared
-            .metadata
-            .newer_leader(&self.topic, partition, than)
+        let retry = Retry::now(self.shared.connections.budget());
+        self.route.fail(&view, &self.topic, partition, retry);
+        if !self.route.is_idle() {
+            self.shared.metadata.request_refresh();
+        }
     }
 
     /// Metadata changed: a newer leader is followed at once, without waiting for the old one.
@@ -493,15 +464,10 @@ impl Driver {
         if view.topic_by_id(&self.topic.name, self.topic.id).is_none() {
             self.confirm_topic();
         }
-        let leader = match &self.route {
-            Route::None => return,
-            Route::To { leader, .. } => Some(*leader),
-            Route::Waiting { leader, .. } => *leader,
-        };
-        if self.newer_leader(leader) {
+        let partition = self.queue.place.partition;
+        if self.route.on_view(&view, &self.topic, partition).0 {
             self.drain_until = None;
             self.flight.rewind();
-            self.route = Route::None;
         }
     }
 
@@ -511,7 +477,7 @@ impl Driver {
             self.end_round();
         }
         if self.silent_until.is_some_and(|until| until <= now)
-            && let Route::To { leader, .. } = &self.route
+            && let Some(leader) = self.route.leader()
         {
             self.silent_until = None;
             self.last_failure = Some("the leader does not answer".to_owned());
@@ -519,9 +485,7 @@ impl Driver {
                 .metadata
                 .request_refresh_elsewhere(leader.broker);
         }
-        if matches!(self.route, Route::Waiting { until, .. } if until <= now) {
-            self.route = Route::None;
-        }
+        self.route.on_time(now);
         self.expire(now);
     }
 

@@ -61,9 +61,11 @@ struct Open {
 }
 
 impl PartitionQueue {
+    /// `batch_bytes_max`: of what brokers take.
     pub(super) fn new(
         place: Place,
         config: &ProducerConfig,
+        batch_bytes_max: usize,
         room: Arc<Room>,
         tally: Arc<Tally>,
     ) -> Self {
@@ -77,7 +79,7 @@ impl PartitionQueue {
             tally,
             retired: AtomicBool::new(false),
             state: Mutex::new(State {
-                builder: BatchBuilder::new(config.batch_bytes),
+                builder: BatchBuilder::new(config.batch_bytes.min(batch_bytes_max)),
                 open: None,
                 ready: VecDeque::new(),
                 hurry: false,

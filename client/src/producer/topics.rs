@@ -111,10 +111,12 @@ impl TopicQueues {
             topic: Arc::clone(&self.topic.name),
             partition,
         };
+        let limits = producer.shared.connections.limits();
         let room = Room::new(producer.budget.share(), LoadCell::new(Instant::now()));
         let queue = Arc::new(PartitionQueue::new(
             place,
             &producer.config,
+            limits.batch_bytes_max,
             Arc::new(room),
             Arc::clone(&producer.tally),
         ));
