@@ -401,30 +401,6 @@ async fn unknown_topic_and_partition_are_refused_by_the_word_of_the_controller()
 }
 
 #[tokio::test]
-async fn topic_deleted_under_way_ends_its_tickets_and_its_successor_starts_afresh() {
-    let fake = Fake::start(1, 1).await;
-    let client = fake.client().await;
-    let producer = client.producer(ProducerConfig::default()).unwrap();
-    producer.send(record("a")).await.unwrap();
-    fake.on_produce(|_, _| Produce::Refuse(error(ErrorCode::UnknownTopic)));
-    fake.change(|state| {
-        state.topics.remove(TOPIC);
-        state.cluster_index += 1;
-    });
-    let gone = producer.send(record("b")).await.unwrap_err();
-    assert_eq!(
-        (gone.kind(), gone.outcome()),
-        (ErrorKind::UnknownTopic, Some(Outcome::NotWritten))
-    );
-    fake.on_produce(|_, _| Produce::Serve);
-    client
-        .create_topic(qute_client::TopicSpec::new(TOPIC).partitions(1))
-        .await
-        .unwrap();
-    assert_eq!(producer.send(record("c")).await.unwrap().offset, 0);
-}
-
-#[tokio::test]
 async fn duplicate_beyond_the_table_is_told_as_stored() {
     let fake = Fake::start(1, 1).await;
     let mut attempts = 0;

@@ -46,6 +46,16 @@ pub enum Produce {
     Swallow,
     /// Say that it was written before; write nothing.
     Duplicate,
+    /// Never answer, and read nothing more from the stream.
+    Freeze,
+}
+
+/// What the broker does about a request.
+enum Reply {
+    Answer(ProduceResult),
+    Silence,
+    Cut,
+    Freeze,
 }
 
 type ProduceScript = Box<dyn FnMut(u64, &BatchHeader) -> Produce + Send>;
@@ -86,6 +96,10 @@ pub struct State {
     pub fetch_overdraft: i64,
     /// Create calls: write the topic, then fail the call.
     pub cut_create: bool,
+    /// How many create calls there were.
+    pub creates: usize,
+    /// Who leads created topics, and since which epoch.
+    pub created_leader: (u64, u64),
     /// The next call to add partitions: add them, then fail the call.
     pub cut_add: bool,
     /// What brokers that are cut off from the others believe.
@@ -155,6 +169,8 @@ impl Fake {
             cut_fetch_after: None,
             fetch_overdraft: 0,
             cut_create: false,
+            creates: 0,
+            created_leader: (1, 1),
             cut_add: false,
             old_views: BTreeMap::new(),
             flip_bit_in_fetch: false,
@@ -247,7 +263,11 @@ impl Fake {
 
     /// Values in the log of a partition, in order.
     pub fn values(&self, partition: usize) -> Vec<String> {
-        let batches = self.state.lock().partition(partition).batches.clone();
+        self.values_of(TOPIC, partition)
+    }
+
+    pub fn values_of(&self, topic: &str, partition: usize) -> Vec<String> {
+        let batches = self.state.lock().topics[topic].1[partition].batches.clone();
         let mut values = Vec::new();
         for (_, batch) in batches {
             let view = qute_proto::batch::BatchView::parse(batch).unwrap();
@@ -358,8 +378,7 @@ pub fn not_leader(broker_id: u64, leader_epoch: u64) -> v1::Error {
 }
 
 impl Endpoint {
-    /// `None`: end the stream. `Some(None)`: no answer.
-    fn produce_one(&self, request: &v1::ProduceRequest) -> Option<Option<ProduceResult>> {
+    fn produce_one(&self, request: &v1::ProduceRequest) -> Reply {
         let header = BatchHeader::verify(&request.batch).unwrap();
         let stamp = header.producer;
         self.fake.change(|state| {
@@ -368,13 +387,14 @@ impl Endpoint {
                 .push((self.broker, stamp.epoch, stamp.base_sequence));
             let decision = (state.produce)(self.broker, &header);
             match decision {
-                Produce::Refuse(error) => return Some(Some(ProduceResult::Error(error))),
-                Produce::Swallow => return Some(None),
+                Produce::Refuse(error) => return Reply::Answer(ProduceResult::Error(error)),
+                Produce::Swallow => return Reply::Silence,
+                Produce::Freeze => return Reply::Freeze,
                 Produce::Duplicate => {
-                    return Some(Some(ProduceResult::Ack(v1::ProduceAck {
+                    return Reply::Answer(ProduceResult::Ack(v1::ProduceAck {
                         duplicate: true,
                         ..Default::default()
-                    })));
+                    }));
                 }
                 Produce::Serve | Produce::ServeThenCut => {}
             }
@@ -386,7 +406,10 @@ impl Endpoint {
                 }
                 Some(partition) => partition.append(&header, &request.batch, time_ms),
             };
-            (!matches!(decision, Produce::ServeThenCut)).then_some(Some(result))
+            match decision {
+                Produce::ServeThenCut => Reply::Cut,
+                _ => Reply::Answer(result),
+            }
         })
     }
 }
@@ -465,15 +488,16 @@ impl Log for Endpoint {
         tokio::spawn(async move {
             while let Some(Ok(request)) = requests.next().await {
                 match endpoint.produce_one(&request) {
-                    None => {
+                    Reply::Cut => {
                         let _ = answers.send(Err(Status::unavailable("cut")));
                         return;
                     }
-                    Some(None) => {}
-                    Some(result) => {
+                    Reply::Silence => {}
+                    Reply::Freeze => std::future::pending().await,
+                    Reply::Answer(result) => {
                         let _ = answers.send(Ok(v1::ProduceResponse {
                             correlation_id: request.correlation_id,
-                            result,
+                            result: Some(result),
                         }));
                     }
                 }
@@ -644,12 +668,13 @@ impl Cluster for Endpoint {
             if state.controller != self.broker {
                 return refuse(not_leader(state.controller, 1));
             }
+            state.creates += 1;
             if state.topics.contains_key(&request.name) {
                 return refuse(error(ErrorCode::TopicExists));
             }
             state.cluster_index += 1;
             let partition = Partition {
-                leader: (1, 1),
+                leader: state.created_leader,
                 ..Partition::default()
             };
             let topic = (
@@ -734,5 +759,19 @@ impl Cluster for Endpoint {
                 error,
             }))
         })
+    }
+}
+
+impl Fake {
+    /// Waits until it is so.
+    pub async fn wait_for(&self, condition: impl Fn(&Self) -> bool) {
+        let waiting = async {
+            while !condition(self) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), waiting)
+            .await
+            .expect("condition in time");
     }
 }
