@@ -12,11 +12,8 @@ mod fake;
 use std::time::Duration;
 
 use fake::{Fake, Produce, TOPIC, error, not_leader};
-use futures::StreamExt;
 use futures::future::join_all;
-use qute_client::{
-    Client, ClientConfig, Error, ErrorKind, Outcome, Producer, ProducerConfig, Record, Ticket,
-};
+use qute_client::{ErrorKind, Outcome, Producer, ProducerConfig, Record, Ticket};
 use qute_proto::v1::ErrorCode;
 
 fn record(value: impl std::fmt::Display) -> Record {
@@ -135,7 +132,7 @@ async fn frozen_leader_is_left_as_soon_as_a_newer_epoch_is_known() {
     });
     let producer = fake.client().await.producer(small_batches()).unwrap();
     let tickets = enqueue(&producer, 0..200).await;
-    wait_for(|| !fake.requests().is_empty()).await;
+    fake.wait_for(|fake| !fake.requests().is_empty()).await;
     fake.set_leader(0, 2, 6);
     for ticket in tickets {
         ticket.await.unwrap();
@@ -154,7 +151,7 @@ async fn leader_cut_off_from_its_peers_is_left_though_all_views_come_from_it() {
     // The metadata watch goes to the one broker that is known.
     let producer = fake.client_by(1).await.producer(small_batches()).unwrap();
     let tickets = enqueue(&producer, 0..200).await;
-    wait_for(|| !fake.requests().is_empty()).await;
+    fake.wait_for(|fake| !fake.requests().is_empty()).await;
     fake.set_leader(0, 2, 6);
     let written = tokio::time::timeout(Duration::from_secs(20), join_all(tickets));
     for ticket in written.await.expect("long before the delivery timeout") {
@@ -269,110 +266,6 @@ async fn final_refusal_ends_its_batch_alone() {
 }
 
 #[tokio::test]
-async fn delivery_timeout_tells_not_written_from_unknown() {
-    let fake = Fake::start(1, 2).await;
-    fake.on_produce(|_, _| Produce::Swallow);
-    fake.state.lock().partition(1).leader = (0, 0);
-    let config = ProducerConfig::default().delivery_timeout(Duration::from_millis(300));
-    let producer = fake.client().await.producer(config).unwrap();
-    let sent = producer.enqueue(record("a").partition(0)).await.unwrap();
-    let unsent = producer.enqueue(record("b").partition(1)).await.unwrap();
-    let outcome = |error: Error| (error.kind(), error.outcome());
-    assert_eq!(
-        outcome(sent.await.unwrap_err()),
-        (ErrorKind::Timeout, Some(Outcome::Unknown))
-    );
-    assert_eq!(
-        outcome(unsent.await.unwrap_err()),
-        (ErrorKind::Timeout, Some(Outcome::NotWritten))
-    );
-}
-
-#[tokio::test]
-async fn dropped_producer_resolves_every_ticket() {
-    let fake = Fake::start(1, 2).await;
-    fake.on_produce(|_, _| Produce::Swallow);
-    let client = fake.client().await;
-    let producer = client.producer(small_batches()).unwrap();
-    let tickets = enqueue(&producer, 0..2000).await;
-    wait_for(|| !fake.requests().is_empty()).await;
-    drop(producer);
-    let mut outcomes = Vec::new();
-    for ticket in tickets {
-        let error = ticket.await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Closed);
-        outcomes.push(error.outcome().unwrap());
-    }
-    assert_eq!(outcomes[0], Outcome::Unknown);
-    assert_eq!(outcomes[1999], Outcome::NotWritten);
-}
-
-#[tokio::test]
-async fn closed_producer_reports_and_takes_nothing_more() {
-    let fake = Fake::start(1, 1).await;
-    fake.on_produce(|_, header| {
-        if header.producer.base_sequence == 0 {
-            Produce::Serve
-        } else {
-            Produce::Swallow
-        }
-    });
-    let producer = fake
-        .client()
-        .await
-        .producer(ProducerConfig::default())
-        .unwrap();
-    producer.send(record("a")).await.unwrap();
-    let ticket = producer.enqueue(record("b")).await.unwrap();
-    let other = producer.clone();
-    let report = producer.close(Duration::from_millis(200)).await;
-    assert_eq!(
-        (report.delivered, report.not_written, report.unknown),
-        (1, 0, 1)
-    );
-    assert!(report.first_error.is_some());
-    assert_eq!(ticket.await.unwrap_err().outcome(), Some(Outcome::Unknown));
-    let refused = other.enqueue(record("c")).await.unwrap_err();
-    assert_eq!(
-        (refused.kind(), refused.outcome()),
-        (ErrorKind::Closed, Some(Outcome::NotWritten))
-    );
-}
-
-#[tokio::test]
-async fn full_buffer_is_backpressure_and_a_stuck_partition_leaves_the_others_room() {
-    let fake = Fake::start(2, 2).await;
-    fake.state.lock().partition(1).leader = (2, 5);
-    fake.on_produce(|broker, _| {
-        if broker == 2 {
-            Produce::Swallow
-        } else {
-            Produce::Serve
-        }
-    });
-    let config = ProducerConfig::default()
-        .buffer_bytes(8 * 1024 * 1024)
-        .delivery_timeout(Duration::from_millis(500));
-    let producer = fake.client().await.producer(config).unwrap();
-    let big = || Record::to(TOPIC).value(vec![0u8; 900 * 1024]);
-    // Its part of the buffer takes some; then it waits, and fails with the deadline at the latest.
-    let mut tickets = Vec::new();
-    while let Ok(ticket) = tokio::time::timeout(
-        Duration::from_millis(50),
-        producer.enqueue(big().partition(1)),
-    )
-    .await
-    {
-        tickets.push(ticket.unwrap());
-        assert!(tickets.len() < 8, "full: it waits");
-    }
-    assert!(tickets.len() > 1);
-    for _ in 0..20 {
-        producer.send(big().partition(0)).await.unwrap();
-    }
-}
-
-#[tokio::test]
 async fn unknown_topic_and_partition_are_refused_by_the_word_of_the_controller() {
     let fake = Fake::start(2, 1).await;
     fake.state.lock().controller = 2;
@@ -447,79 +340,4 @@ async fn s12_duplicate_of_what_was_sent_once_is_not_believed() {
         producer.send(record("c")).await.unwrap();
         assert_eq!(fake.values(0), ["a", "c"]);
     }
-}
-
-#[tokio::test]
-async fn record_over_its_limit_is_refused_before_it_is_taken_in() {
-    let fake = Fake::start(1, 1).await;
-    let producer = fake
-        .client()
-        .await
-        .producer(ProducerConfig::default())
-        .unwrap();
-    let over = Record::to(TOPIC).value(vec![0u8; 1024 * 1024 + 1]);
-    let refused = producer.send(over).await.unwrap_err();
-    assert_eq!(
-        (refused.kind(), refused.outcome()),
-        (ErrorKind::RecordTooLarge, Some(Outcome::NotWritten))
-    );
-    assert!(fake.requests().is_empty());
-}
-
-#[tokio::test]
-async fn limits_that_mean_for_ever_are_taken() {
-    let fake = Fake::start(1, 1).await;
-    let mut config = ClientConfig::new(&fake.bootstrap()).unwrap();
-    config.backoff_min = Duration::MAX;
-    config.backoff_max = Duration::MAX;
-    let config = config
-        .call_timeout(Duration::MAX)
-        .connect_timeout(Duration::MAX);
-    let client = Client::connect_with(config).await.unwrap();
-    let config = ProducerConfig::default()
-        .linger(Duration::MAX)
-        .delivery_timeout(Duration::MAX);
-    let producer = client.producer(config).unwrap();
-    let ticket = producer.enqueue(record("a")).await.unwrap();
-    producer.flush().await;
-    assert_eq!(ticket.await.unwrap().offset, 0);
-    let mut consumer = client
-        .consumer(TOPIC)
-        .open_timeout(Duration::MAX)
-        .stall_timeout(Duration::MAX)
-        .open()
-        .await
-        .unwrap();
-    assert_eq!(consumer.next().await.unwrap().unwrap().offset, 0);
-    let report = producer.close(Duration::MAX).await;
-    assert_eq!(report.delivered, 1);
-}
-
-#[tokio::test]
-async fn flush_waits_for_everything_taken_in_before() {
-    let fake = Fake::start(1, 3).await;
-    let config = ProducerConfig::default().linger(Duration::from_secs(60));
-    let producer = fake.client().await.producer(config).unwrap();
-    for value in 0..300u32 {
-        let ticket = producer
-            .enqueue(Record::to(TOPIC).key(value.to_string()).value("x"))
-            .await;
-        drop(ticket.unwrap());
-    }
-    assert!(fake.requests().is_empty(), "they linger");
-    producer.flush().await;
-    let stored: usize = (0..3).map(|partition| fake.values(partition).len()).sum();
-    assert_eq!(stored, 300);
-    assert_eq!(producer.report().delivered, 300);
-}
-
-async fn wait_for(condition: impl Fn() -> bool) {
-    let waiting = async {
-        while !condition() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), waiting)
-        .await
-        .expect("condition in time");
 }
