@@ -61,7 +61,7 @@ enum Reply {
 type ProduceScript = Box<dyn FnMut(u64, &BatchHeader) -> Produce + Send>;
 
 #[derive(Clone, Default)]
-struct Table {
+pub struct Table {
     epoch: u32,
     next_sequence: u64,
     last: VecDeque<(u64, u64)>,
@@ -78,7 +78,7 @@ pub struct Partition {
     pub times: BTreeMap<u64, u64>,
     /// Brokers with a voting replica, besides the leader.
     pub followers: Vec<u64>,
-    tables: HashMap<u64, Table>,
+    pub tables: HashMap<u64, Table>,
 }
 
 pub struct State {
@@ -293,7 +293,7 @@ impl State {
     }
 
     /// What this broker tells.
-    fn view_of(&self, broker: u64) -> v1::MetadataResponse {
+    pub fn view_of(&self, broker: u64) -> v1::MetadataResponse {
         let old = self.old_views.get(&broker).cloned();
         old.unwrap_or_else(|| self.view())
     }

@@ -1,22 +1,65 @@
-//! The consumer against streams that break, leaders that move, and offsets that are gone.
+//! The consumer against a scripted broker, by theme; here what it does anyway: read everything, once,
+//! in order, whatever breaks.
 
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
+    clippy::panic,
     clippy::cast_possible_truncation,
     reason = "test code"
 )]
 
+#[path = "../fake/mod.rs"]
 mod fake;
+
+mod bounds;
+mod cancel;
+mod control;
+mod lost;
+mod memory;
+mod replicas;
+mod topic;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fake::{Fake, TOPIC};
 use futures::StreamExt;
-use qute_client::{
-    Client, Consumer, ErrorKind, OffsetBounds, OutOfRange, Position, ProducerConfig, Record,
-};
+use qute_client::{Client, Consumer, ErrorKind, Position, ProducerConfig, Record};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Waits until the state is as it should be.
+async fn until(fake: &Fake, what: &str, mut holds: impl FnMut(&mut fake::State) -> bool) {
+    let waiting = async {
+        while !holds(&mut fake.state.lock()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waited = tokio::time::timeout(LIMIT, waiting).await;
+    waited.unwrap_or_else(|_| panic!("in vain: {what}"));
+}
+
+/// The next item, which has to come.
+async fn next<S: futures::Stream + Unpin>(stream: &mut S) -> S::Item {
+    let next = tokio::time::timeout(LIMIT, stream.next()).await;
+    next.expect("an item in time").expect("an item")
+}
+
+/// Writes one record to a partition.
+async fn write(client: &Client, partition: u32, value: impl ToString) {
+    let producer = client.producer(ProducerConfig::default()).unwrap();
+    let record = Record::to(TOPIC).partition(partition);
+    producer
+        .send(record.value(value.to_string()))
+        .await
+        .unwrap();
+}
+
+fn value(record: &qute_client::ConsumedRecord) -> u32 {
+    let value = record.value.as_deref().unwrap();
+    std::str::from_utf8(value).unwrap().parse().unwrap()
+}
 
 /// Writes values 0.. in small batches, by key over all partitions.
 async fn fill(client: &Client, values: std::ops::Range<u32>) {
@@ -115,67 +158,6 @@ async fn consumer_over_cut_streams_and_moving_leaders_neither_skips_nor_doubles(
     assert_eq!(count, 2000);
 }
 
-/// Writes 400 records of 10 kB in batches of 64 KiB.
-async fn fill_with_big_records(client: &Client) {
-    let producer = client
-        .producer(ProducerConfig::default().batch_bytes(64 * 1024))
-        .unwrap();
-    for _ in 0..400 {
-        drop(
-            producer
-                .enqueue(Record::to(TOPIC).value(vec![1u8; 10_000]))
-                .await
-                .unwrap(),
-        );
-    }
-    producer.flush().await;
-}
-
-#[tokio::test]
-async fn consumer_that_takes_nothing_holds_no_more_however_often_streams_break() {
-    let fake = Fake::start(1, 1).await;
-    let client = fake.client().await;
-    fill_with_big_records(&client).await;
-    let consumer = client.consumer(TOPIC).prefetch_bytes(300_000).until_end();
-    let consumer = consumer.open().await.unwrap();
-    for cuts in 1..=5 {
-        let served = async {
-            while fake.state.lock().served_subscriptions < cuts {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(10), served)
-            .await
-            .expect("subscribed again");
-        fake.change(|state| state.fetch_cuts += 1);
-    }
-    let held = fake.state.lock().fetched_bytes;
-    assert!(held < 300_000 + 2 * 64 * 1024, "{held}");
-    assert_eq!(consumer.collect::<Vec<_>>().await.len(), 400);
-}
-
-#[tokio::test]
-async fn consumer_memory_is_bounded_by_credit() {
-    let fake = Fake::start(1, 2).await;
-    let client = fake.client().await;
-    fill_with_big_records(&client).await;
-    let consumer = client
-        .consumer(TOPIC)
-        .prefetch_bytes(300_000)
-        .until_end()
-        .open()
-        .await
-        .unwrap();
-    let mut batches = consumer.into_batches();
-    let mut records = 0;
-    while let Some(batch) = batches.next().await {
-        records += batch.unwrap().records.len();
-    }
-    assert_eq!(records, 400);
-    let overdraft = fake.state.lock().fetch_overdraft;
-    assert!(overdraft < 64 * 1024, "one batch at most: {overdraft}");
-}
-
 #[tokio::test]
 async fn consumer_starts_where_it_is_told() {
     let fake = Fake::start(1, 1).await;
@@ -236,46 +218,6 @@ async fn consumer_of_chosen_partitions_reads_only_those() {
     );
     let refused = client.consumer("nope").open().await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::UnknownTopic);
-}
-
-#[tokio::test]
-async fn s18_offset_below_the_log_start_is_told_and_the_policy_decides() {
-    let fake = Fake::start(1, 1).await;
-    let client = fake.client().await;
-    fill(&client, 0..50).await;
-    fill(&client, 50..100).await;
-    fake.change(|state| {
-        let partition = state.partition(0);
-        let (base, _) = partition.batches[1];
-        partition.log_start = base;
-        partition.batches.remove(0);
-    });
-    let log_start = fake.state.lock().partition(0).log_start;
-    for (policy, rest) in [
-        (OutOfRange::Stop, 0),
-        (OutOfRange::ToStart, 100 - log_start),
-    ] {
-        let consumer = client
-            .consumer(TOPIC)
-            .start(Position::Offset(0))
-            .until_end();
-        let mut consumer = consumer.out_of_range(policy).open().await.unwrap();
-        let told = consumer.next().await.unwrap().unwrap_err();
-        assert_eq!(
-            (told.kind(), told.offset()),
-            (ErrorKind::OffsetOutOfRange, Some(0))
-        );
-        let bounds = OffsetBounds {
-            log_start_offset: log_start,
-            high_watermark: 100,
-        };
-        assert_eq!(told.bounds(), Some(bounds));
-        let records: Vec<_> = consumer.collect().await;
-        assert_eq!(records.len() as u64, rest);
-        if let Some(first) = records.first() {
-            assert_eq!(first.as_ref().unwrap().offset, log_start);
-        }
-    }
 }
 
 #[tokio::test]

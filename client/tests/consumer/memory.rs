@@ -1,0 +1,213 @@
+//! Promise 5: a consumer's memory is bounded, however slow the program, however often streams break,
+//! and however well batches are compressed.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use qute_client::{Client, Compression, ProducerConfig, Record};
+use qute_proto::batch::BatchBuilder;
+
+use super::fake::{Fake, TOPIC};
+use super::{next, until};
+
+/// Writes 400 records of 10 kB in batches of 64 KiB.
+async fn fill_with_big_records(client: &Client) {
+    let producer = client
+        .producer(ProducerConfig::default().batch_bytes(64 * 1024))
+        .unwrap();
+    for _ in 0..400 {
+        drop(
+            producer
+                .enqueue(Record::to(TOPIC).value(vec![1u8; 10_000]))
+                .await
+                .unwrap(),
+        );
+    }
+    producer.flush().await;
+}
+
+#[tokio::test]
+async fn consumer_that_takes_nothing_holds_no_more_however_often_streams_break() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    fill_with_big_records(&client).await;
+    let consumer = client.consumer(TOPIC).prefetch_bytes(300_000).until_end();
+    let consumer = consumer.open().await.unwrap();
+    for cuts in 1..=5 {
+        let served = async {
+            while fake.state.lock().served_subscriptions < cuts {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), served)
+            .await
+            .expect("subscribed again");
+        fake.change(|state| state.fetch_cuts += 1);
+    }
+    let held = fake.state.lock().fetched_bytes;
+    assert!(held < 300_000 + 2 * 64 * 1024, "{held}");
+    assert_eq!(consumer.collect::<Vec<_>>().await.len(), 400);
+}
+
+#[tokio::test]
+async fn consumer_memory_is_bounded_by_credit() {
+    let fake = Fake::start(1, 2).await;
+    let client = fake.client().await;
+    fill_with_big_records(&client).await;
+    let consumer = client
+        .consumer(TOPIC)
+        .prefetch_bytes(300_000)
+        .until_end()
+        .open()
+        .await
+        .unwrap();
+    let mut batches = consumer.into_batches();
+    let mut records = 0;
+    while let Some(batch) = batches.next().await {
+        records += batch.unwrap().records.len();
+    }
+    assert_eq!(records, 400);
+    let overdraft = fake.state.lock().fetch_overdraft;
+    assert!(overdraft < 64 * 1024, "one batch at most: {overdraft}");
+}
+
+const ZEROS: usize = 4 * 1024 * 1024 - 4096;
+
+/// A batch of a few hundred bytes that holds almost 4 MiB.
+pub fn tight_batch() -> Bytes {
+    let mut builder = BatchBuilder::new(usize::MAX);
+    let value = vec![0; ZEROS / 4];
+    for _ in 0..4 {
+        builder
+            .push(&qute_proto::batch::RecordRef {
+                timestamp_ms: 1,
+                key: None,
+                value: Some(&value),
+                headers: &[],
+            })
+            .unwrap();
+    }
+    let batch = builder.finish(Compression::Zstd).unwrap();
+    let stamp = qute_proto::batch::ProducerStamp {
+        producer_id: qute_proto::ids::ProducerId(0),
+        epoch: 0,
+        base_sequence: 0,
+    };
+    let batch = batch.seal(stamp);
+    assert!(batch.len() < 4096, "{}", batch.len());
+    batch
+}
+
+#[tokio::test]
+async fn prefetch_counts_batches_as_they_will_be_once_decompressed() {
+    const PARTITIONS: usize = 16;
+    const BATCHES: usize = 6;
+    let fake = Fake::start(1, PARTITIONS).await;
+    let batch = tight_batch();
+    // One plain batch in front, so that more than the first credit is out before it is known how
+    // tight the others are: a bad case.
+    fake.change(|state| {
+        for partition in 0..PARTITIONS {
+            for _ in 0..BATCHES {
+                state.partition(partition).push(batch.clone());
+            }
+        }
+    });
+    let client = fake.client().await;
+    let prefetch = 8 * 1024 * 1024;
+    let consumer = client.consumer(TOPIC).prefetch_bytes(prefetch).until_end();
+    let mut consumer = consumer.open().await.unwrap();
+    let control = consumer.control();
+    let mut count = 0;
+    let mut later_max = 0;
+    while let Some(record) = consumer.next().await {
+        record.unwrap();
+        count += 1;
+        let buffered = control.buffered();
+        assert!(buffered.decompressed_bytes <= ZEROS + 4096, "one batch");
+        assert!(buffered.bytes <= PARTITIONS * BATCHES * batch.len());
+        // Once what the first credit brought is taken, no more than the prefetch and a batch.
+        if buffered.uncompressed_bytes <= prefetch {
+            later_max = 1;
+        } else if later_max > 0 {
+            later_max = later_max.max(buffered.uncompressed_bytes);
+        }
+    }
+    assert_eq!(count, PARTITIONS * BATCHES * 4);
+    assert!(later_max > 0, "the prefetch was kept to");
+    assert!(later_max <= prefetch + ZEROS + 4096, "{later_max}");
+    assert_eq!(control.buffered(), qute_client::Buffered::default());
+}
+
+#[tokio::test]
+async fn batch_larger_than_the_prefetch_is_read_all_the_same() {
+    let fake = Fake::start(1, 2).await;
+    let batch = tight_batch();
+    fake.change(|state| {
+        for partition in [0, 0, 0, 1] {
+            state.partition(partition).push(batch.clone());
+        }
+    });
+    let client = fake.client().await;
+    let consumer = client.consumer(TOPIC).prefetch_bytes(1).until_end();
+    let consumer = consumer.open().await.unwrap();
+    assert_eq!(consumer.count().await, 16);
+}
+
+#[tokio::test]
+async fn batch_of_very_many_records_comes_in_pieces() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    let config = ProducerConfig::default()
+        .batch_bytes(1024 * 1024)
+        .linger(Duration::from_secs(5));
+    let producer = client.producer(config).unwrap();
+    for _ in 0..40_000 {
+        drop(producer.enqueue(Record::to(TOPIC)).await.unwrap());
+    }
+    producer.flush().await;
+    let batches = fake.state.lock().partition(0).batches.len();
+    let consumer = client.consumer(TOPIC).until_end().open().await.unwrap();
+    let pieces: Vec<_> = consumer.into_batches().collect().await;
+    let sizes = pieces
+        .iter()
+        .map(|piece| piece.as_ref().unwrap().records.len());
+    assert!(sizes.clone().all(|size| size <= 16 * 1024));
+    assert_eq!(sizes.sum::<usize>(), 40_000);
+    assert!(pieces.len() > batches);
+}
+
+#[tokio::test]
+async fn dropped_consumer_leaves_no_stream_and_no_memory_behind() {
+    let fake = Fake::start(2, 2).await;
+    fake.set_leader(1, 2, 6);
+    let client = fake.client().await;
+    fill_with_big_records(&client).await;
+    let mut consumer = client.consumer(TOPIC).open().await.unwrap();
+    next(&mut consumer).await.unwrap();
+    let control = consumer.control();
+    until(&fake, "two streams", |state| state.fetch.sessions == 2).await;
+    drop(consumer);
+    until(&fake, "no stream", |state| state.fetch.sessions == 0).await;
+    tokio::time::timeout(Duration::from_secs(10), async {
+        while control.buffered() != qute_client::Buffered::default() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("nothing held");
+}
+
+#[tokio::test]
+async fn consumer_at_its_end_leaves_no_stream_behind_while_it_is_kept() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    fill_with_big_records(&client).await;
+    let mut consumer = client.consumer(TOPIC).until_end().open().await.unwrap();
+    while let Some(record) = consumer.next().await {
+        record.unwrap();
+    }
+    until(&fake, "no stream", |state| state.fetch.sessions == 0).await;
+    assert!(consumer.next().await.is_none());
+}
