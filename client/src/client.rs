@@ -108,6 +108,28 @@ impl Client {
         self.shared.stats.snapshot()
     }
 
+    /// The `__cluster` index of the client's present view; 0 before it has one. Whatever this client
+    /// has created or deleted lies at or below it.
+    #[must_use]
+    pub fn cluster_index(&self) -> u64 {
+        self.shared.metadata.load().cluster_index
+    }
+
+    /// Waits until this client's view is at `index` or beyond, so that it knows what another client
+    /// has done: create a topic through one, give its [`Client::cluster_index`] to another, and the
+    /// other can write to it (S28).
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Timeout`] if no broker is that far within the client's call timeout,
+    /// [`crate::ErrorKind::Unreachable`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn wait_for_index(&self, index: u64) -> Result<()> {
+        let deadline = Instant::now() + self.config().call_timeout;
+        self.shared.metadata.refresh_to(index, deadline).await
+    }
+
     /// A producer with settings and an identity of its own.
     ///
     /// # Errors

@@ -247,24 +247,7 @@ impl MetadataCache {
     async fn refresh_now(&self) -> Result<()> {
         let deadline = Instant::now() + REFRESH_TIMEOUT;
         let doubted = std::mem::take(&mut *self.doubted.lock());
-        let stats = &self.connections.stats;
-        stats.metadata_refreshes.increment();
-        let span = debug_span!(
-            target: trace::METADATA,
-            "refresh",
-            cluster_index = field::Empty,
-            error = field::Empty,
-        );
-        let result = self
-            .take_any(doubted, 0, deadline, false)
-            .instrument(span.clone())
-            .await;
-        span.record("cluster_index", self.view.load().cluster_index);
-        if let Err(error) = &result {
-            span.record("error", field::display(error));
-            stats.metadata_refresh_failures.increment();
-        }
-        result
+        self.take_any(doubted, 0, deadline, false).await
     }
 
     /// Has the view refreshed in the background; whoever asks sees it by [`Self::subscribe`].
@@ -308,6 +291,14 @@ impl MetadataCache {
         }
         self.take_any(BTreeSet::new(), cluster_index, deadline, true)
             .await
+            .map_err(|error| match error.kind() {
+                ErrorKind::NotReady => Error::new(
+                    ErrorKind::Timeout,
+                    format!("no broker reached index {cluster_index} of __cluster in time"),
+                )
+                .with_endpoints(error.endpoints().to_vec()),
+                _ => error,
+            })
     }
 
     /// Takes in any broker's view.
@@ -332,7 +323,23 @@ impl MetadataCache {
             deadline,
             patient,
         };
-        ask_any(&self.config, &self.connections, question).await
+        let stats = &self.connections.stats;
+        stats.metadata_refreshes.increment();
+        let span = debug_span!(
+            target: trace::METADATA,
+            "refresh",
+            cluster_index = field::Empty,
+            error = field::Empty,
+        );
+        let result = ask_any(&self.config, &self.connections, question)
+            .instrument(span.clone())
+            .await;
+        span.record("cluster_index", self.view.load().cluster_index);
+        if let Err(error) = &result {
+            span.record("error", field::display(error));
+            stats.metadata_refresh_failures.increment();
+        }
+        result
     }
 
     /// What any broker whose view is not older than ours tells of these topics; not taken in.
@@ -371,8 +378,14 @@ impl MetadataCache {
     /// Asks one broker and takes its answer in.
     async fn ask(&self, address: &Address, request: v1::MetadataRequest) -> Result<()> {
         let limit = Instant::now() + ANSWER_TIMEOUT;
+        let wanted = request.min_cluster_index;
         let response = self.metadata_of(address, request, limit).await?;
-        self.offer(&response)
+        self.offer(&response)?;
+        if response.cluster_index < wanted {
+            let behind = format!("it is at index {} of __cluster", response.cluster_index);
+            return Err(Error::new(ErrorKind::NotReady, behind));
+        }
+        Ok(())
     }
 
     /// One broker's answer, not taken in.
@@ -418,12 +431,12 @@ impl MetadataCache {
     }
 
     /// What became of this incarnation of the topic, by the word of the leader of `__cluster`:
-    /// [`Incarnation::Missing`] then means deleted. `None`: nobody could say (5 s at most).
+    /// [`Incarnation::Missing`] then means deleted. `None`: nobody could say (5 s at most, or the call timeout).
     pub(crate) async fn confirm(&self, topic: &Topic) -> Option<Incarnation> {
         if let recreated @ Incarnation::Recreated(_) = self.incarnation(topic) {
             return Some(recreated);
         }
-        let deadline = Instant::now() + CONFIRM_TIMEOUT;
+        let deadline = Instant::now() + CONFIRM_TIMEOUT.min(self.config.call_timeout);
         self.ask_controller(deadline).await.ok()?;
         Some(self.incarnation(topic))
     }

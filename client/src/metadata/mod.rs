@@ -12,6 +12,8 @@ mod cache;
 mod controller;
 mod single_flight;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 
 #[allow(unused_imports, reason = "adopted by producer and consumer")]

@@ -4,7 +4,9 @@
 //! - the cluster id of the first view is pinned;
 //! - brokers and topics come from the view with the highest `__cluster` index;
 //! - leaders are hints with an epoch of their own: per partition of the same topic incarnation
-//!   the highest epoch wins, whichever view it came with.
+//!   the highest epoch wins, whichever view it came with;
+//! - a hint to a broker that nobody has told of is taken in only with its address, and does not
+//!   outlive the next view that still does not know the broker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -129,7 +131,8 @@ impl Metadata {
         Ok((next != *self).then_some(next))
     }
 
-    /// The view with a leader hint taken in; `None` unless its epoch is newer than what is known.
+    /// The view with a leader hint taken in; `None` unless its epoch is newer than what is known and
+    /// it is known where the leader is.
     pub(crate) fn with_hint(
         &self,
         name: &str,
@@ -141,7 +144,12 @@ impl Metadata {
         let topic = self.topic_by_id(name, id)?;
         let at = usize::try_from(partition).ok()?;
         let known = topic.leaders.get(at)?;
-        if known.is_some_and(|known| known.epoch >= leader.epoch) {
+        let has_address = self.address(leader.broker).is_some();
+        let newer = known.is_none_or(|known| known.epoch < leader.epoch);
+        // Known already, but not where it is.
+        let found = *known == Some(leader) && !has_address;
+        let nowhere = !has_address && hint.address.is_empty();
+        if nowhere || !(newer || found) {
             return None;
         }
         let mut topic = Topic::clone(topic);
@@ -149,13 +157,17 @@ impl Metadata {
         let mut next = self.clone();
         next.topics.insert(Arc::clone(&topic.name), Arc::new(topic));
         if !hint.address.is_empty() {
-            next.brokers.entry(leader.broker).or_insert_with(|| Broker {
+            let broker = next.brokers.entry(leader.broker);
+            let broker = broker.or_insert_with(|| Broker {
                 id: leader.broker,
                 name: Arc::from(""),
-                address: Arc::from(hint.address.as_str()),
+                address: Arc::from(""),
                 rack: String::new(),
                 state: v1::BrokerState::Unspecified,
             });
+            if broker.address.is_empty() {
+                broker.address = Arc::from(hint.address.as_str());
+            }
         }
         Some(next)
     }
@@ -392,13 +404,79 @@ mod tests {
             leader_epoch: 6,
             address: address.to_owned(),
         };
-        for nowhere in [hint(""), hint("h:1")] {
-            let misled = now.with_hint("a", topic_id(1), 0, &nowhere).unwrap();
-            assert_eq!(leader(&misled, "a"), Some((4711, 6)));
-            // Of the same index, as nothing has happened.
-            let shown = response(10, &[("a", 1, &[(1, 5)])]);
-            let next = misled.merged(&shown).unwrap().unwrap();
-            assert_eq!(leader(&next, "a"), Some((1, 5)));
+        assert_eq!(now.with_hint("a", topic_id(1), 0, &hint("")), None);
+        let misled = now.with_hint("a", topic_id(1), 0, &hint("h:1")).unwrap();
+        assert_eq!(leader(&misled, "a"), Some((4711, 6)));
+        // Of the same index, as nothing has happened.
+        let shown = response(10, &[("a", 1, &[(1, 5)])]);
+        let next = misled.merged(&shown).unwrap().unwrap();
+        assert_eq!(leader(&next, "a"), Some((1, 5)));
+    }
+
+    #[test]
+    fn hint_tells_where_a_known_leader_is_only_as_long_as_no_view_does() {
+        let hint = |address: &str| v1::LeaderHint {
+            broker_id: 9,
+            leader_epoch: 6,
+            address: address.to_owned(),
+        };
+        let nowhere = view(&response(10, &[("a", 1, &[(9, 6)])]));
+        assert_eq!(nowhere.with_hint("a", topic_id(1), 0, &hint("")), None);
+        let found = nowhere
+            .with_hint("a", topic_id(1), 0, &hint("h9:1"))
+            .unwrap();
+        assert!(found.address(BrokerId(9)).is_some());
+        assert_eq!(found.with_hint("a", topic_id(1), 0, &hint("x:1")), None);
+        let mut told = response(12, &[("a", 1, &[(9, 6)])]);
+        told.brokers.push(v1::BrokerInfo {
+            broker_id: 9,
+            address: "moved:1".to_owned(),
+            ..Default::default()
+        });
+        let told = found.merged(&told).unwrap().unwrap();
+        assert_eq!(told.address(BrokerId(9)).map(|a| &**a), Some("moved:1"));
+    }
+
+    proptest::proptest! {
+        /// S28: whatever order answers and hints come in, nothing goes back.
+        #[test]
+        fn s28_view_never_goes_back(
+            steps in proptest::collection::vec(
+                (proptest::bool::ANY, 0_u64..6, 1_u128..3, 1_u64..4, 0_u64..6),
+                1..60,
+            )
+        ) {
+            let mut now = Metadata::default();
+            let mut seen: std::collections::BTreeMap<TopicId, u64> = Default::default();
+            for (is_hint, index, incarnation, broker, epoch) in steps {
+                let next = if is_hint {
+                    let hint = v1::LeaderHint {
+                        broker_id: broker,
+                        leader_epoch: epoch,
+                        address: "h:1".to_owned(),
+                    };
+                    now.with_hint("a", topic_id(incarnation), 0, &hint)
+                } else {
+                    // An incarnation belongs to its range of indexes.
+                    let incarnation = 1 + u128::from(index / 3);
+                    now.merged(&response(index, &[("a", incarnation, &[(broker, epoch)])]))
+                        .unwrap()
+                };
+                let Some(next) = next else { continue };
+                proptest::prop_assert!(next.cluster_index >= now.cluster_index);
+                proptest::prop_assert_eq!(next.cluster_id.or(now.cluster_id), next.cluster_id);
+                if let Some(topic) = next.topic("a") {
+                    let epoch = topic.leader(0).map_or(0, |leader| leader.epoch);
+                    let highest = seen.entry(topic.id).or_default();
+                    proptest::prop_assert!(epoch >= *highest, "{} after {}", epoch, highest);
+                    *highest = epoch;
+                    proptest::prop_assert_eq!(
+                        topic.id,
+                        topic_id(1 + u128::from(next.cluster_index / 3))
+                    );
+                }
+                now = next;
+            }
         }
     }
 

@@ -120,6 +120,8 @@ pub struct State {
     pub states: BTreeMap<u64, v1::BrokerState>,
     /// Broker time of batches written from now on.
     pub clock_ms: u64,
+    /// List-offsets calls refused by those that do not lead name nobody.
+    pub hide_hints: bool,
 }
 
 /// Metadata calls, watches not included.
@@ -183,6 +185,7 @@ impl Fake {
             racks: BTreeMap::new(),
             states: BTreeMap::new(),
             clock_ms: 1,
+            hide_hints: false,
         };
         let fake = Self {
             state: Arc::new(Mutex::new(state)),
@@ -525,6 +528,7 @@ impl Log for Endpoint {
         request: Request<v1::ListOffsetsRequest>,
     ) -> Result<Response<v1::ListOffsetsResponse>, Status> {
         let mut state = self.fake.state.lock();
+        let hide_hints = state.hide_hints;
         let mut answer = |query: &v1::OffsetQuery| {
             let Some(partition) = state.find(&query.topic_id, query.partition) else {
                 return v1::OffsetAnswer {
@@ -534,7 +538,11 @@ impl Log for Endpoint {
             };
             if partition.leader.0 != self.broker {
                 return v1::OffsetAnswer {
-                    error: Some(not_leader(partition.leader.0, partition.leader.1)),
+                    error: Some(if hide_hints {
+                        error(ErrorCode::NotLeader)
+                    } else {
+                        not_leader(partition.leader.0, partition.leader.1)
+                    }),
                     ..Default::default()
                 };
             }

@@ -1,0 +1,174 @@
+//! Who is asked for what, when brokers say things that are old or wrong.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::cast_possible_truncation,
+    reason = "test code"
+)]
+
+mod fake;
+
+use std::time::Duration;
+
+use fake::{Fake, Produce, TOPIC, not_leader};
+use futures::future::join_all;
+use qute_client::{
+    Client, ClientConfig, ErrorKind, OffsetSpec, Outcome, Producer, ProducerConfig, Record,
+};
+
+fn record() -> Record {
+    Record::to(TOPIC).key("k").value("x")
+}
+
+async fn producer(fake: &Fake) -> Producer {
+    fake.client()
+        .await
+        .producer(ProducerConfig::default())
+        .unwrap()
+}
+
+fn asked(fake: &Fake) -> Vec<u64> {
+    fake.requests().iter().map(|request| request.0).collect()
+}
+
+#[tokio::test]
+async fn stale_routes_of_a_thousand_partitions_share_one_metadata_call() {
+    let fake = Fake::start(2, 1000).await;
+    let client = fake.client().await;
+    let before = {
+        let mut state = fake.state.lock();
+        // Nobody is told, and refusals name nobody.
+        state.metadata.watch_is_dead = true;
+        state.hide_hints = true;
+        state.metadata.delay = Duration::from_millis(100);
+        for partition in 0..1000 {
+            state.partition(partition).leader = (2, 6);
+        }
+        state.metadata.total
+    };
+    let calls = (0..1000).map(|partition| {
+        let client = client.clone();
+        async move {
+            let query = [(partition, OffsetSpec::End)];
+            client.list_offsets(TOPIC, &query).await
+        }
+    });
+    for listed in join_all(calls).await {
+        assert_eq!(listed.unwrap()[0].leader_epoch, 6);
+    }
+    let state = fake.state.lock();
+    assert_eq!(state.metadata.under_way_max, 1, "one call in flight");
+    let total = state.metadata.total - before;
+    assert!(total <= 3, "{total} calls");
+}
+
+#[tokio::test]
+async fn hint_to_an_unknown_broker_without_an_address_is_not_obeyed() {
+    let fake = Fake::start(2, 1).await;
+    let mut refusals = 4;
+    fake.on_produce(move |_, _| {
+        if refusals > 0 {
+            refusals -= 1;
+            return Produce::Refuse(not_leader(77, 6));
+        }
+        Produce::Serve
+    });
+    let producer = producer(&fake).await;
+    producer.send(record()).await.unwrap();
+    assert_eq!(
+        asked(&fake),
+        [1; 5],
+        "only the leader that is known is asked"
+    );
+}
+
+#[tokio::test]
+async fn hint_to_an_unknown_broker_with_its_address_is_obeyed() {
+    let fake = Fake::start(2, 1).await;
+    // It has joined a moment ago: no view tells of it.
+    let address = fake.state.lock().addresses.remove(&2).unwrap();
+    fake.isolate(1);
+    fake.state.lock().partition(0).leader = (2, 6);
+    fake.on_produce(move |broker, _| {
+        if broker == 1 {
+            let mut refusal = not_leader(2, 6);
+            refusal.leader_hint.as_mut().unwrap().address = address.clone();
+            return Produce::Refuse(refusal);
+        }
+        Produce::Serve
+    });
+    let producer = producer(&fake).await;
+    producer.send(record()).await.unwrap();
+    assert!(asked(&fake).starts_with(&[1]) && asked(&fake).ends_with(&[2]));
+}
+
+#[tokio::test]
+async fn partition_without_a_leader_is_written_as_soon_as_it_has_one() {
+    let fake = Fake::start(2, 1).await;
+    fake.set_leader(0, 0, 0);
+    let producer = producer(&fake).await;
+    let ticket = producer.enqueue(record()).await.unwrap();
+    // Nobody can be asked, so nobody is.
+    assert_eq!(asked(&fake), [0_u64; 0]);
+    fake.set_leader(0, 2, 9);
+    ticket.await.unwrap();
+    assert_eq!(asked(&fake), [2]);
+}
+
+#[tokio::test]
+async fn s28_broker_of_another_cluster_is_never_written_to() {
+    let (fake, stranger) = (Fake::start(2, 1).await, Fake::start(1, 1).await);
+    // The address of broker 2 has been given to somebody else.
+    let theirs = stranger.state.lock().addresses[&1].clone();
+    fake.change(|state| {
+        state.addresses.insert(2, theirs);
+        state.partition(0).leader = (2, 6);
+        state.cluster_index += 1;
+    });
+    let client = fake.client_by(1).await;
+    let producer = client.producer(ProducerConfig::default()).unwrap();
+    let ticket = producer.enqueue(record()).await.unwrap();
+    let closed = producer.close(Duration::from_secs(1)).await;
+    assert_eq!(closed.not_written, 1, "{closed:?}");
+    let error = ticket.await.unwrap_err();
+    assert_eq!(error.outcome(), Some(Outcome::NotWritten), "{error}");
+    assert_eq!(asked(&stranger), [0_u64; 0]);
+}
+
+#[tokio::test]
+async fn connect_to_two_clusters_at_once_keeps_to_one() {
+    let (one, other) = (Fake::start(1, 1).await, Fake::start(1, 1).await);
+    let both = format!("{},{}", one.bootstrap(), other.bootstrap());
+    let client = Client::connect(&both).await.unwrap();
+    let id = client.cluster_info().await.unwrap().cluster_id;
+    for _ in 0..20 {
+        client.list_topics().await.unwrap();
+        assert_eq!(client.cluster_info().await.unwrap().cluster_id, id);
+    }
+}
+
+#[tokio::test]
+async fn create_topic_through_one_client_is_seen_by_another_that_waits_for_its_index() {
+    let fake = Fake::start(2, 1).await;
+    let (one, other) = (fake.client_by(1).await, fake.client_by(2).await);
+    fake.state.lock().metadata.watch_is_dead = true;
+    one.create_topic(qute_client::TopicSpec::new("new"))
+        .await
+        .unwrap();
+    other.wait_for_index(one.cluster_index()).await.unwrap();
+    assert!(other.cluster_index() >= one.cluster_index());
+    let producer = other.producer(ProducerConfig::default()).unwrap();
+    producer.send(Record::to("new").value("x")).await.unwrap();
+}
+
+#[tokio::test]
+async fn index_that_no_broker_reaches_is_waited_for_until_the_deadline() {
+    let fake = Fake::start(1, 1).await;
+    let config = ClientConfig::new(&fake.bootstrap()).unwrap();
+    let client = Client::connect_with(config.call_timeout(Duration::from_millis(300)))
+        .await
+        .unwrap();
+    let late = client.wait_for_index(1_000_000).await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Timeout);
+}
