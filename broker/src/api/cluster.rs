@@ -4,35 +4,27 @@
 //! authoritative answers need the leader. Before the cluster is formed `Hello` and
 //! `DescribeCluster` answer, everything else is `NOT_READY`.
 
-use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::Stream;
 use qute_proto::batch::{BATCH_BYTES_MAX, RECORD_BYTES_MAX, UNCOMPRESSED_BYTES_MAX};
-use qute_proto::ids::{BrokerId, ClusterId, PartitionId};
+use qute_proto::ids::ClusterId;
 use qute_proto::v1::cluster_server::{Cluster, ClusterServer};
 use qute_proto::v1::{
-    self, AddPartitionsRequest, AddPartitionsResponse, BrokerInfo, BrokerState, CreateTopicRequest,
-    CreateTopicResponse, DeleteTopicRequest, DeleteTopicResponse, DescribeClusterRequest,
-    DescribeClusterResponse, ErrorCode, HelloRequest, HelloResponse, Limits, MetadataRequest,
-    MetadataResponse, PartitionInfo, ReplicaInfo, ReplicaRole, TopicInfo, WatchMetadataRequest,
+    self, AddPartitionsRequest, AddPartitionsResponse, CreateTopicRequest, CreateTopicResponse,
+    DeleteTopicRequest, DeleteTopicResponse, DescribeClusterRequest, DescribeClusterResponse,
+    ErrorCode, HelloRequest, HelloResponse, Limits, MetadataRequest, MetadataResponse,
+    WatchMetadataRequest,
 };
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
+use super::pictures::{Pictures, Watcher, brokers, picture, topic_info};
 use super::server::MESSAGE_BYTES_MAX;
 use crate::controller::Controller;
 use crate::controller::proposer::error;
-use crate::controller::view::{ClusterView, Placement, Topic};
 
-/// Changes that come within this time are pushed as one.
-const COALESCE: Duration = Duration::from_millis(20);
-/// Pushes that a slow watcher may be behind.
-const PUSHES_MAX: usize = 2;
 /// Topics named in one request, at most.
 const TOPICS_MAX: usize = 10_000;
 
@@ -40,6 +32,7 @@ const TOPICS_MAX: usize = 10_000;
 #[derive(Clone)]
 pub struct ClusterApi {
     controller: Controller,
+    pictures: Arc<Pictures>,
     stop: CancellationToken,
 }
 
@@ -47,7 +40,11 @@ impl ClusterApi {
     /// Serves for this controller; `stop` ends the watches.
     #[must_use]
     pub fn new(controller: Controller, stop: CancellationToken) -> Self {
-        Self { controller, stop }
+        Self {
+            controller,
+            pictures: Arc::default(),
+            stop,
+        }
     }
 
     /// The tonic server, with its limits set.
@@ -106,137 +103,6 @@ fn not_before_founding(controller: &Controller) -> Result<(), v1::Error> {
     Err(error(ErrorCode::NotReady, text))
 }
 
-/// The present state as one message.
-fn picture(controller: &Controller, topics: &[String]) -> MetadataResponse {
-    let view = controller.view();
-    let chosen: Vec<&Arc<Topic>> = if topics.is_empty() {
-        view.topics.values().collect()
-    } else {
-        topics.iter().filter_map(|name| view.topic(name)).collect()
-    };
-    MetadataResponse {
-        cluster_id: view.cluster_id.map(ClusterId::to_wire).unwrap_or_default(),
-        cluster_index: view.index,
-        brokers: brokers(controller, &view),
-        topics: chosen
-            .into_iter()
-            .map(|topic| topic_info(controller, topic))
-            .collect(),
-        controller: controller.controller(),
-        authoritative: false,
-        error: None,
-    }
-}
-
-/// Members that have registered themselves. Newer addresses that were only heard of count: a
-/// client reaches a moved broker at once.
-fn brokers(controller: &Controller, view: &ClusterView) -> Vec<BrokerInfo> {
-    view.brokers
-        .values()
-        .filter(|broker| broker.registered)
-        .map(|broker| {
-            let heard = controller.book().get(broker.id);
-            let heard = heard.filter(|heard| heard.boot >= broker.boot);
-            BrokerInfo {
-                broker_id: broker.id.0,
-                name: broker.name.clone(),
-                address: heard
-                    .map(|heard| heard.client_address)
-                    .unwrap_or_else(|| broker.client_address.clone()),
-                rack: broker.rack.clone(),
-                state: controller.state(broker.id).into(),
-            }
-        })
-        .collect()
-}
-
-fn topic_info(controller: &Controller, topic: &Topic) -> TopicInfo {
-    let partitions = (0..).zip(&topic.partitions).map(|(number, placement)| {
-        let partition = PartitionId {
-            topic: topic.id,
-            partition: number,
-        };
-        partition_info(controller, partition, placement)
-    });
-    TopicInfo {
-        name: topic.name.clone(),
-        topic_id: topic.id.to_wire(),
-        partitions: partitions.collect(),
-        config: topic.config.clone().into_iter().collect::<HashMap<_, _>>(),
-    }
-}
-
-fn partition_info(
-    controller: &Controller,
-    partition: PartitionId,
-    placement: &Placement,
-) -> PartitionInfo {
-    let known = controller.leaders().get(partition);
-    // A leader that is gone is no hint.
-    let there = |broker: &BrokerId| controller.state(*broker) != BrokerState::Dead;
-    let leader = known.and_then(|known| known.broker).filter(there);
-    PartitionInfo {
-        partition: partition.partition,
-        leader: leader.map_or(0, |broker| broker.0),
-        leader_epoch: known.map_or(0, |known| known.term),
-        replicas: placement
-            .replicas
-            .iter()
-            .map(|assignment| ReplicaInfo {
-                broker_id: assignment.broker.0,
-                replica_id: assignment.replica.0,
-                role: ReplicaRole::Voter.into(),
-            })
-            .collect(),
-    }
-}
-
-/// Pushes a picture whenever it has changed, until the watcher or the broker goes.
-async fn push(
-    controller: Controller,
-    pushes: mpsc::Sender<Result<MetadataResponse, Status>>,
-    stop: CancellationToken,
-) {
-    let mut view = controller.watch_view();
-    let mut members = controller.watch_members();
-    let mut leaders = controller.leaders().changes();
-    let mut book = controller.book().changes();
-    let mut last: Option<MetadataResponse> = None;
-    loop {
-        view.borrow_and_update();
-        members.borrow_and_update();
-        leaders.borrow_and_update();
-        book.borrow_and_update();
-        let now = picture(&controller, &[]);
-        if last.as_ref() != Some(&now) {
-            last = Some(now.clone());
-            tokio::select! {
-                sent = pushes.send(Ok(now)) => {
-                    if sent.is_err() {
-                        return;
-                    }
-                }
-                () = stop.cancelled() => return,
-            }
-        }
-        let changed = async {
-            tokio::select! {
-                Ok(()) = view.changed() => {}
-                Ok(()) = members.changed() => {}
-                Ok(()) = leaders.changed() => {}
-                Ok(()) = book.changed() => {}
-                else => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = changed => {}
-            () = pushes.closed() => return,
-            () = stop.cancelled() => return,
-        }
-        tokio::time::sleep(COALESCE).await;
-    }
-}
-
 #[tonic::async_trait]
 impl Cluster for ClusterApi {
     async fn hello(
@@ -287,24 +153,12 @@ impl Cluster for ClusterApi {
         &self,
         _request: Request<WatchMetadataRequest>,
     ) -> Result<Response<Self::WatchMetadataStream>, Status> {
-        let (pushes, pushed) = mpsc::channel(PUSHES_MAX);
-        let controller = self.controller.clone();
-        let stop = self.stop.clone();
-        tokio::spawn(async move {
-            // Nothing is pushed before there is something to say.
-            let mut view = controller.watch_view();
-            tokio::select! {
-                founded = view.wait_for(|view| view.cluster_id.is_some()) => {
-                    if founded.is_err() {
-                        return;
-                    }
-                }
-                () = pushes.closed() => return,
-                () = stop.cancelled() => return,
-            }
-            push(controller, pushes, stop).await;
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(pushed))))
+        let watcher = Watcher::new(
+            self.controller.clone(),
+            Arc::clone(&self.pictures),
+            self.stop.clone(),
+        );
+        Ok(Response::new(Box::pin(watcher.stream())))
     }
 
     async fn describe_cluster(

@@ -1,11 +1,14 @@
 //! Whole brokers without their client side, over real stores and sockets: forming, joining,
 //! topics, restarts with other ports, copies.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
+use std::time::Duration;
 
+use qute_proto::ids::BrokerId;
 use qute_proto::internal::peer_client::PeerClient;
 use qute_proto::internal::{BrokerAddress, PeerHello, ProbeRequest};
+use qute_proto::v1::TopicInfo;
 use qute_proto::v1::cluster_client::ClusterClient;
 use tokio::net::UdpSocket;
 use tokio_stream::StreamExt as _;
@@ -28,6 +31,7 @@ struct Node {
     groups: Groups,
     peers: Peers,
     store: Store,
+    api: ClusterApi,
     stop: CancellationToken,
     server: tokio::task::JoinHandle<()>,
 }
@@ -86,9 +90,10 @@ async fn start_over(store: StoreConfig, seat: Seat, seeds: &[String], expect: u3
     let controller = Controller::start(config, base).unwrap();
     let stop = CancellationToken::new();
     let listener = tokio::net::TcpListener::from_std(seat.listener).unwrap();
+    let api = ClusterApi::new(controller.clone(), stop.clone());
     let services = tonic::transport::Server::builder()
         .add_service(PeerApi::new(controller.clone()).server())
-        .add_service(ClusterApi::new(controller.clone(), stop.clone()).server());
+        .add_service(api.server());
     let stopped = stop.clone();
     let server = tokio::spawn(async move {
         // Streams of a dead test node must not hold it up: dropped, not drained.
@@ -103,6 +108,7 @@ async fn start_over(store: StoreConfig, seat: Seat, seeds: &[String], expect: u3
         groups,
         peers,
         store,
+        api,
         stop,
         server,
     }
@@ -638,5 +644,66 @@ async fn s7_quarantined_replica_keeps_its_broker_from_being_ready() {
     assert!(wait.starts_with("t/0: "), "{wait}");
     // It stopped nothing: a restart would not help.
     assert_eq!(node.controller.stopped(), Vec::<String>::new());
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_watchers_share_the_pictures_and_all_see_every_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = start(dir.path(), seat(), &[], 0).await;
+    node.ready().await;
+    let made_before = node.api.pictures.made();
+    let mut watches = Vec::new();
+    for _ in 0..10 {
+        let mut client = node.client().await;
+        for _ in 0..100 {
+            let watch = client.watch_metadata(WatchMetadataRequest {}).await;
+            watches.push(watch.unwrap().into_inner());
+        }
+    }
+    let mut seeing = tokio::task::JoinSet::new();
+    for mut watch in watches {
+        seeing.spawn(async move {
+            let (mut index, mut epochs, mut pushes) = (0, BTreeMap::new(), 0);
+            loop {
+                let push = watch.next().await.unwrap().unwrap();
+                pushes += 1;
+                // S28: nothing goes back.
+                assert!(push.cluster_index >= index);
+                index = push.cluster_index;
+                let topic = push.topics.first();
+                for one in topic.iter().flat_map(|topic| &topic.partitions) {
+                    let known = epochs.entry(one.partition).or_insert(0);
+                    assert!(one.leader_epoch >= *known);
+                    *known = one.leader_epoch;
+                }
+                let is_led = |topic: &TopicInfo| {
+                    topic.partitions.len() == 12 && topic.partitions.iter().all(|p| p.leader != 0)
+                };
+                if topic.is_some_and(is_led) {
+                    return pushes;
+                }
+            }
+        });
+    }
+    let mut client = node.client().await;
+    let created = client.create_topic(topic("t", 6, 1)).await.unwrap();
+    assert!(created.into_inner().error.is_none());
+    let add = AddPartitionsRequest {
+        name: "t".to_owned(),
+        partitions: 12,
+        topic_id: bytes::Bytes::new(),
+    };
+    let added = client.add_partitions(add).await.unwrap();
+    assert!(added.into_inner().error.is_none());
+    let mut pushes = 0;
+    let all = async {
+        while let Some(seen) = seeing.join_next().await {
+            pushes += seen.unwrap();
+        }
+    };
+    tokio::time::timeout(LONG, all).await.unwrap();
+    let made = node.api.pictures.made() - made_before;
+    assert!(made * 5 < pushes, "{made} pictures for {pushes} pushes");
     node.stop().await;
 }

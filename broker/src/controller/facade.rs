@@ -27,6 +27,7 @@ use tokio_util::task::TaskTracker;
 
 use super::book::AddressBook;
 use super::calls::Calls;
+use super::deleted::DeletedTopics;
 use super::forming::driver::{FormError, Former, Records};
 use super::leaders::Leaders;
 use super::proposer::Proposer;
@@ -103,6 +104,7 @@ pub(super) struct Inner {
     pub(super) former: Arc<Former>,
     pub(super) proposer: Arc<Proposer>,
     pub(super) leaders: Arc<Leaders>,
+    pub(super) deleted: DeletedTopics,
     pub(super) seeds: Vec<String>,
     pub(super) view: watch::Receiver<Arc<ClusterView>>,
     pub(super) cluster: watch::Sender<Option<GroupHandle>>,
@@ -171,6 +173,7 @@ impl Controller {
                 me,
                 started: Instant::now(),
                 leaders: Arc::new(Leaders::new(identity.broker)),
+                deleted: DeletedTopics::default(),
                 peers: base.peers,
                 groups: base.groups,
                 store: base.store,
@@ -549,10 +552,18 @@ impl LeaderDirectory for Directory {
     fn presence(&self, partition: PartitionId) -> Presence {
         let view = self.0.inner.view.borrow();
         match view.topics_by_id.get(&partition.topic) {
-            // A view may be behind: only the confirmed leader of `__cluster` has the last word,
-            // and clients ask it for metadata.
-            None => Presence::UnknownTopic {
-                authoritative: false,
+            None => match self.0.inner.deleted.get(partition.topic) {
+                Some(name) => Presence::Deleted {
+                    made_again: name
+                        .as_ref()
+                        .is_some_and(|name| view.topics.contains_key(name)),
+                    name,
+                },
+                // A view may be behind: only the confirmed leader of `__cluster` has the last
+                // word, and clients ask it for metadata.
+                None => Presence::UnknownTopic {
+                    authoritative: false,
+                },
             },
             Some(_) if view.placement(partition).is_some() => Presence::Exists,
             Some(_) => Presence::UnknownPartition,

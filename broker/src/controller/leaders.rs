@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use qute_proto::ids::{BrokerId, PartitionId};
 use qute_proto::internal::{GroupLeader, LeaderHints};
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::view::ClusterView;
 use crate::raft::{GroupHandle, GroupId, Leadership, LeadershipWatch};
@@ -29,6 +29,8 @@ const COALESCE: Duration = Duration::from_millis(10);
 const CONNECT_CHECK: Duration = Duration::from_secs(1);
 /// After this many checks everything is told again to everybody.
 const FULL_EVERY: u32 = 15;
+/// A hint about a topic that no view shows is kept for this long.
+const EARLY: Duration = Duration::from_secs(30);
 /// Hints taken from one message, at most.
 const HINTS_MAX: usize = 100_000;
 
@@ -46,6 +48,8 @@ struct Table {
     known: HashMap<GroupId, Known>,
     /// Groups that this broker leads now, by their term.
     leading: HashMap<GroupId, u64>,
+    /// Groups of topics that no view has shown, and since when: a hint may be faster than the view.
+    early: HashMap<GroupId, Instant>,
 }
 
 /// The leader table.
@@ -167,11 +171,19 @@ impl Leaders {
         }
     }
 
-    /// Forgets topics that are gone.
+    /// Forgets topics that are gone. One that is not there yet is given some time.
     pub fn keep_existing(&self, view: &ClusterView) {
-        self.table.lock().known.retain(|group, _| {
+        let exists = |group: &GroupId| {
             group.partition == PartitionId::CLUSTER
                 || view.topics_by_id.contains_key(&group.partition.topic)
+        };
+        let mut table = self.table.lock();
+        let Table { known, early, .. } = &mut *table;
+        early.retain(|group, _| known.contains_key(group) && !exists(group));
+        known.retain(|group, _| {
+            let mut is_young =
+                || early.entry(*group).or_insert_with(Instant::now).elapsed() < EARLY;
+            exists(group) || is_young()
         });
     }
 }
@@ -340,19 +352,23 @@ mod tests {
         assert_eq!(*leaders.changes().borrow(), 0);
     }
 
-    #[test]
-    fn topics_that_are_gone_are_forgotten() {
+    #[tokio::test(start_paused = true)]
+    async fn hint_that_is_faster_than_the_view_is_kept_and_goes_in_the_end() {
         let leaders = Leaders::new(BrokerId(1));
-        leaders.learn_hints(&hints(&[(0, 2, 5)]));
-        leaders.learn(
-            GroupId::CLUSTER,
-            Known {
-                term: 1,
-                broker: None,
-            },
-        );
+        let news = Known {
+            term: 3,
+            broker: Some(BrokerId(2)),
+        };
+        leaders.learn(group(0), news);
+        leaders.learn(GroupId::CLUSTER, news);
         leaders.keep_existing(&ClusterView::default());
-        assert!(leaders.get(group(0).partition).is_none());
-        assert!(leaders.get(PartitionId::CLUSTER).is_some());
+        assert_eq!(leaders.get(group(0).partition), Some(news));
+        tokio::time::advance(EARLY).await;
+        leaders.keep_existing(&ClusterView::default());
+        assert_eq!(leaders.get(group(0).partition), None);
+        assert_eq!(leaders.get(PartitionId::CLUSTER), Some(news));
+        assert!(leaders.table.lock().early.contains_key(&group(0)));
+        leaders.keep_existing(&ClusterView::default());
+        assert!(leaders.table.lock().early.is_empty());
     }
 }

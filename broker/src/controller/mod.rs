@@ -9,7 +9,7 @@
 //! | [`view`] | the immutable picture that it publishes |
 //! | [`settings`] | topic settings: keys, values, defaults |
 //! | [`placement`] | where replicas go: pure functions |
-//! | [`topics`] | creating and deleting topics at the leader |
+//! | [`topics`] | creating, growing and deleting topics at the leader |
 //! | [`proposer`] | commands on their way to the leader |
 //! | [`duties`] | what falls to the leader, and to members at their start |
 //! | [`reconciler`] | opens, closes and deletes replicas as decided |
@@ -17,11 +17,13 @@
 //! | [`leaders`] | who leads which group, as heard of |
 //! | [`contact`] | finding each other again after ports have changed |
 //! | [`book`] | where brokers were last heard to be |
+//! | `deleted` | topics known to be gone for good |
 //! | [`calls`] | unary calls to other brokers, with deadlines |
 
 pub mod book;
 pub mod calls;
 pub mod contact;
+mod deleted;
 pub mod duties;
 pub mod facade;
 pub mod forming;

@@ -227,6 +227,7 @@ async fn keep_addresses(inner: Arc<Inner>) {
         inner.book.learn_members(&now);
         if now.cluster_id.is_some() {
             inner.leaders.keep_existing(&now);
+            inner.deleted.learn(&now);
         }
         for broker in now
             .brokers

@@ -15,12 +15,19 @@ pub struct LeaderHint {
 }
 
 /// Whether a partition exists in the cluster, as this broker sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Presence {
     /// It does (here or on other brokers).
     Exists,
     /// The topic does, and has no such partition.
     UnknownPartition,
+    /// The topic was deleted: final, an id is never used again.
+    Deleted {
+        /// Its name, where this broker has seen it.
+        name: Option<String>,
+        /// There is another topic of that name now.
+        made_again: bool,
+    },
     /// There is no such topic in this broker's view.
     UnknownTopic {
         /// This broker leads `__cluster` and has confirmed it: the answer is final.

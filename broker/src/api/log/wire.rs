@@ -82,6 +82,13 @@ fn absent(error: &Error, partition: PartitionId, directory: &dyn LeaderDirectory
             v1::ErrorCode::UnknownPartition,
             format!("the topic has no partition {}", partition.partition),
         ),
+        Presence::Deleted { name, made_again } => v1::Error {
+            authoritative: true,
+            ..plain(
+                v1::ErrorCode::UnknownTopic,
+                deleted(partition, name.as_deref(), made_again),
+            )
+        },
         Presence::UnknownTopic { authoritative } => v1::Error {
             authoritative,
             ..plain(
@@ -89,6 +96,17 @@ fn absent(error: &Error, partition: PartitionId, directory: &dyn LeaderDirectory
                 format!("there is no topic with id {}", partition.topic),
             )
         },
+    }
+}
+
+fn deleted(partition: PartitionId, name: Option<&str>, made_again: bool) -> String {
+    let id = partition.topic;
+    match name {
+        Some(name) if made_again => format!(
+            "topic `{name}` with id {id} was deleted; another topic of that name has been made since"
+        ),
+        Some(name) => format!("topic `{name}` with id {id} was deleted"),
+        None => format!("the topic with id {id} was deleted"),
     }
 }
 

@@ -1,12 +1,15 @@
 //! Partitions added to a topic that is in use.
 
 use qute_proto::ids::TopicId;
+use qute_proto::v1::log_client::LogClient;
 use qute_proto::v1::{
-    AddPartitionsRequest, ErrorCode, MetadataRequest, TopicInfo, WatchMetadataRequest,
+    self, AddPartitionsRequest, DeleteTopicRequest, ErrorCode, MetadataRequest, TopicInfo,
+    WatchMetadataRequest,
 };
 use tokio_stream::StreamExt as _;
 
-use super::cluster::{Cluster, LONG};
+use super::cluster::{Cluster, LONG, connect};
+use crate::partition::testing::batch;
 
 fn request(name: &str, partitions: u32) -> AddPartitionsRequest {
     AddPartitionsRequest {
@@ -117,6 +120,56 @@ async fn partitions_that_can_not_be_added_are_refused_finally() {
         assert_eq!(error.code(), code, "{error:?}");
         assert!(error.message.contains(says), "{error:?}");
         assert_eq!(error.authoritative, code == ErrorCode::UnknownTopic);
+    }
+    cluster.shutdown().await;
+}
+
+/// Writes one batch to partition 0 of a topic id.
+async fn produce(cluster: &Cluster, at: usize, topic_id: &bytes::Bytes) -> v1::Error {
+    let mut client = LogClient::new(connect(cluster.address(at)).await);
+    let request = v1::ProduceRequest {
+        correlation_id: 1,
+        topic_id: topic_id.clone(),
+        partition: 0,
+        batch: batch(7, 0, 1),
+    };
+    let answers = client.produce(tokio_stream::iter([request])).await.unwrap();
+    let answer = answers.into_inner().next().await.unwrap().unwrap();
+    match answer.result.unwrap() {
+        v1::produce_response::Result::Error(error) => error,
+        v1::produce_response::Result::Ack(ack) => panic!("{ack:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_to_a_topic_made_again_are_told_so_finally_by_every_broker() {
+    let cluster = Cluster::start(|_, _| {}).await;
+    let old = cluster.create_topic("t", 1).await.topic_id;
+    let leader = cluster.controller_seen_by(0).unwrap();
+    let request = DeleteTopicRequest {
+        name: "t".to_owned(),
+    };
+    let mut admin = cluster.admin(leader).await;
+    let deleted = admin.delete_topic(request).await.unwrap().into_inner();
+    assert!(deleted.error.is_none());
+    assert_ne!(cluster.create_topic("t", 1).await.topic_id, old);
+    for at in 0..3 {
+        // Until its replica is gone a broker may say that it does not lead, or does not serve.
+        let end = tokio::time::Instant::now() + LONG;
+        let error = loop {
+            let error = produce(&cluster, at, &old).await;
+            if error.code() == ErrorCode::UnknownTopic {
+                break error;
+            }
+            assert!(tokio::time::Instant::now() < end, "{error:?}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        };
+        assert!(error.authoritative, "{error:?}");
+        assert!(error.message.contains("has been made since"), "{error:?}");
+        // An id that never was is not.
+        let stranger = produce(&cluster, at, &TopicId::random().to_wire()).await;
+        assert_eq!(stranger.code(), ErrorCode::UnknownTopic);
+        assert!(!stranger.authoritative);
     }
     cluster.shutdown().await;
 }
