@@ -494,3 +494,95 @@ pub(crate) fn cause_of(status: &tonic::Status) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn error_of_a_foreign_kind_keeps_what_it_said_and_not_its_type() {
+        let io = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "refused by the host");
+        let mut status = tonic::Status::unavailable("tcp connect error");
+        status.set_source(Arc::new(io));
+        let error = Error::status(&status);
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        assert_eq!(error.message(), "refused by the host");
+        let source = error.source().unwrap();
+        assert!(!source.is::<tonic::Status>());
+        assert!(source.to_string().contains("tcp connect error"));
+        let innermost = source.source().unwrap();
+        assert!(!innermost.is::<std::io::Error>());
+        assert_eq!(innermost.to_string(), "refused by the host");
+    }
+
+    #[test]
+    fn error_with_an_endless_chain_of_causes_is_cut() {
+        #[derive(Debug)]
+        struct Endless;
+        impl fmt::Display for Endless {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("again")
+            }
+        }
+        impl std::error::Error for Endless {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                Some(&Endless)
+            }
+        }
+        let error = Error::config("x").with_cause(&Endless);
+        let mut depth = 0;
+        let mut next = error.source();
+        while let Some(cause) = next {
+            depth += 1;
+            next = cause.source();
+        }
+        assert_eq!(depth, CAUSES_MAX);
+    }
+
+    #[test]
+    fn error_says_place_endpoints_bounds_and_outcome() {
+        let topic: Arc<str> = "t".into();
+        let error = Error::new(ErrorKind::OffsetOutOfRange, "gone")
+            .at(&topic, 3)
+            .with_offset(7)
+            .with_bounds(Some(OffsetBounds {
+                log_start_offset: 10,
+                high_watermark: 20,
+            }))
+            .with_endpoints(vec![EndpointFailure {
+                endpoint: "a:1".to_owned(),
+                cause: "refused".to_owned(),
+            }])
+            .with_outcome(Outcome::NotWritten);
+        assert_eq!(
+            error.to_string(),
+            "topic t partition 3 offset 7: gone (readable: 10 up to, not including, 20): a:1: \
+             refused (not written)"
+        );
+        assert_eq!(
+            (error.topic(), error.partition(), error.offset()),
+            (Some("t"), Some(3), Some(7))
+        );
+    }
+
+    #[test]
+    fn error_codes_of_brokers_have_kinds_of_their_own_but_for_faults() {
+        let mut faults = Vec::new();
+        for code in 0..=64 {
+            let Ok(code) = ErrorCode::try_from(code) else {
+                continue;
+            };
+            let told = Error::told(&v1::Error {
+                code: code.into(),
+                ..Default::default()
+            });
+            assert!(!told.message().is_empty());
+            if told.kind() == ErrorKind::Internal {
+                faults.push(code);
+            }
+        }
+        assert_eq!(faults, [ErrorCode::Unspecified, ErrorCode::Internal]);
+    }
+}

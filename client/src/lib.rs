@@ -73,8 +73,8 @@ mod typed;
 mod fake;
 
 pub use admin::{
-    BrokerDescription, BrokerState, ClusterInfo, ListedOffset, OffsetSpec, PartitionDescription,
-    ReplicaDescription, ReplicaRole, TopicDescription, TopicSpec,
+    BrokerDescription, BrokerState, ClusterInfo, ListedOffset, OffsetQuery, OffsetSpec,
+    PartitionDescription, ReplicaDescription, ReplicaRole, TopicDescription, TopicSpec,
 };
 pub use client::Client;
 #[cfg(feature = "json")]

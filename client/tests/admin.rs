@@ -12,7 +12,7 @@ mod fake;
 use std::time::{Duration, Instant};
 
 use fake::{Fake, TOPIC};
-use qute_client::{Client, ClientConfig, ErrorKind, OffsetSpec, Record, TopicSpec};
+use qute_client::{Client, ClientConfig, ErrorKind, OffsetQuery, OffsetSpec, Record, TopicSpec};
 
 /// An address that refuses connections.
 async fn refused_address() -> String {
@@ -232,6 +232,83 @@ async fn list_offsets_follows_leaders_that_move() {
         .map(|offset| (offset.partition, offset.leader_epoch))
         .collect();
     assert_eq!(numbers, [(1, 6), (0, 5)]);
+}
+
+#[tokio::test]
+async fn list_offsets_of_many_topics_gives_each_its_own_result() {
+    let fake = Fake::start(2, 3).await;
+    let client = fake.client().await;
+    client
+        .create_topic(TopicSpec::new("other").partitions(2))
+        .await
+        .unwrap();
+    {
+        let mut state = fake.state.lock();
+        state.partition(1).leader = (2, 6);
+        state.partition(2).next_offset = 7;
+        state.offset_calls = 0;
+    }
+    let query = |topic: &str, partition| OffsetQuery::new(topic, partition, OffsetSpec::End);
+    let listed = client
+        .list_offsets_many(&[
+            query(TOPIC, 2),
+            query("none", 0),
+            query("other", 1),
+            query(TOPIC, 9),
+            query(TOPIC, 1),
+        ])
+        .await;
+    let seen: Vec<_> = listed
+        .iter()
+        .map(|result| match result {
+            Ok(listed) => Ok((listed.partition, listed.offset, listed.leader_epoch)),
+            Err(error) => Err((error.kind(), error.topic())),
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            Ok((2, 7, 5)),
+            Err((ErrorKind::UnknownTopic, Some("none"))),
+            Ok((1, 0, 1)),
+            Err((ErrorKind::UnknownPartition, Some(TOPIC))),
+            Ok((1, 0, 6)),
+        ]
+    );
+    // Broker 1 for all that it was thought to lead, then the one that moved.
+    assert_eq!(fake.state.lock().offset_calls, 2);
+    assert!(client.list_offsets_many(&[]).await.is_empty());
+}
+
+#[tokio::test]
+async fn list_offsets_of_a_topic_that_is_made_anew_or_deleted_meanwhile_says_so() {
+    for (anew, kind) in [
+        (true, ErrorKind::TopicRecreated),
+        (false, ErrorKind::UnknownTopic),
+    ] {
+        let fake = Fake::start(1, 1).await;
+        let client = fake.client().await;
+        fake.set_leader(0, 0, 0);
+        let listing = tokio::spawn({
+            let client = client.clone();
+            async move { client.list_offsets(TOPIC, &[(0, OffsetSpec::End)]).await }
+        });
+        // It has the old incarnation in hand and waits for its leader.
+        let calls = fake.state.lock().metadata.total;
+        while fake.state.lock().metadata.total < calls + 2 {
+            tokio::task::yield_now().await;
+        }
+        fake.change(|state| {
+            state.cluster_index += 1;
+            let (_, partitions) = state.topics.remove(TOPIC).unwrap();
+            if anew {
+                let id = qute_client::TopicId::random();
+                state.topics.insert(TOPIC.to_owned(), (id, partitions));
+            }
+        });
+        let error = listing.await.unwrap().unwrap_err();
+        assert_eq!((error.kind(), error.topic()), (kind, Some(TOPIC)));
+    }
 }
 
 #[tokio::test]

@@ -226,6 +226,29 @@ pub enum OffsetSpec {
     TimeMs(u64),
 }
 
+/// Which offset of which partition is wanted: see [`crate::Client::list_offsets_many`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OffsetQuery {
+    /// Name of the topic.
+    pub topic: String,
+    /// Number of the partition, from 0.
+    pub partition: u32,
+    /// Which offset.
+    pub spec: OffsetSpec,
+}
+
+impl OffsetQuery {
+    /// Asks for an offset of a partition.
+    #[must_use]
+    pub fn new(topic: impl Into<String>, partition: u32, spec: OffsetSpec) -> Self {
+        Self {
+            topic: topic.into(),
+            partition,
+            spec,
+        }
+    }
+}
+
 /// An offset that the leader of a partition told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListedOffset {

@@ -1,6 +1,7 @@
 //! Offsets by position or time, from the leader of each partition.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -8,21 +9,25 @@ use qute_proto::ids::BrokerId;
 use qute_proto::v1::{self, ErrorCode, offset_query::Position};
 use tokio::time::{Instant, timeout_at};
 
-use super::{ListedOffset, OffsetSpec};
+use super::{ListedOffset, OffsetQuery, OffsetSpec};
 use crate::client::{Client, Shared};
 use crate::error::{Error, ErrorKind, Result};
-use crate::metadata::Topic;
+use crate::metadata::{Incarnation, Topic};
 use crate::net::{Backoff, Lane, log_client};
 
 /// Limit of one leader's answer before the partition is asked for again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Client {
-    /// Offsets of partitions of a topic: each leader is asked, leaders that move are followed
-    /// until the client's call timeout.
+    /// Offsets of partitions of a topic, in the order of the queries: each leader is asked, leaders
+    /// that move are followed until the client's call timeout.
     ///
     /// # Errors
-    /// [`ErrorKind::UnknownTopic`], [`ErrorKind::UnknownPartition`], [`ErrorKind::Timeout`].
+    /// [`ErrorKind::UnknownTopic`], [`ErrorKind::UnknownPartition`], [`ErrorKind::TopicRecreated`],
+    /// [`ErrorKind::Timeout`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: it only reads.
     pub async fn list_offsets(
         &self,
         topic: &str,
@@ -31,6 +36,53 @@ impl Client {
         let deadline = Instant::now() + self.shared.config.call_timeout;
         let topic = self.shared.metadata.topic(topic, deadline).await?;
         list_offsets(&self.shared, &topic, queries, deadline).await
+    }
+
+    /// Offsets of partitions of many topics at once, in the order of the queries, each with a result
+    /// of its own: what one topic lacks does not hide the others. Every leader is asked once for all
+    /// that it leads, and leaders that move are followed until the client's call timeout.
+    ///
+    /// The errors are those of [`Client::list_offsets`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: it only reads.
+    pub async fn list_offsets_many(&self, queries: &[OffsetQuery]) -> Vec<Result<ListedOffset>> {
+        let deadline = Instant::now() + self.shared.config.call_timeout;
+        let names: BTreeSet<&str> = queries.iter().map(|query| query.topic.as_str()).collect();
+        let found = names.into_iter().map(async |name| {
+            let topic = self.shared.metadata.topic(name, deadline).await;
+            (name, topic)
+        });
+        let topics: HashMap<&str, Result<Arc<Topic>>> = join_all(found).await.into_iter().collect();
+        let mut results: Vec<Option<Result<ListedOffset>>> = vec![None; queries.len()];
+        let (mut asked, mut places) = (Vec::new(), Vec::new());
+        for (place, query) in queries.iter().enumerate() {
+            let refusal = match topics.get(query.topic.as_str()) {
+                Some(Ok(topic)) if query.partition < topic.partitions() => {
+                    asked.push(Query {
+                        topic,
+                        partition: query.partition,
+                        spec: query.spec,
+                    });
+                    places.push(place);
+                    continue;
+                }
+                Some(Ok(topic)) => unknown_partition(topic, query.partition),
+                Some(Err(error)) => error.clone(),
+                // Every name was looked up.
+                None => Error::new(ErrorKind::UnknownTopic, "the topic does not exist"),
+            };
+            if let Some(result) = results.get_mut(place) {
+                *result = Some(Err(refusal));
+            }
+        }
+        let answers = list(&self.shared, &asked, false, deadline).await;
+        for (place, answer) in places.into_iter().zip(answers) {
+            if let Some(result) = results.get_mut(place) {
+                *result = Some(answer);
+            }
+        }
+        results.into_iter().flatten().collect()
     }
 }
 
@@ -44,55 +96,113 @@ pub(crate) async fn list_offsets(
     if let Some((partition, _)) = queries.iter().find(|(p, _)| *p >= topic.partitions()) {
         return Err(unknown_partition(topic, *partition));
     }
+    let queries: Vec<_> = queries
+        .iter()
+        .map(|&(partition, spec)| Query {
+            topic,
+            partition,
+            spec,
+        })
+        .collect();
+    let listed = list(shared, &queries, true, deadline).await;
+    listed.into_iter().collect()
+}
+
+#[derive(Clone, Copy)]
+struct Query<'a> {
+    topic: &'a Topic,
+    partition: u32,
+    spec: OffsetSpec,
+}
+
+/// One result per query, in their order; with `all` a final refusal of one ends them all, and is
+/// the only result.
+async fn list(
+    shared: &Shared,
+    queries: &[Query<'_>],
+    all: bool,
+    deadline: Instant,
+) -> Vec<Result<ListedOffset>> {
     let mut backoff = Backoff::new(&shared.config);
-    let mut found: BTreeMap<usize, ListedOffset> = BTreeMap::new();
-    let mut failure = None;
+    let mut done: BTreeMap<usize, Result<ListedOffset>> = BTreeMap::new();
+    let mut failures: HashMap<usize, Error> = HashMap::new();
     loop {
-        let missing: Vec<usize> = (0..queries.len())
-            .filter(|number| !found.contains_key(number))
+        let missing: Vec<(usize, Query<'_>)> = queries
+            .iter()
+            .copied()
+            .enumerate()
+            .filter(|(number, _)| !done.contains_key(number))
             .collect();
         if missing.is_empty() {
-            return Ok(found.into_values().collect());
+            return done.into_values().collect();
         }
         let mut moved = false;
-        for round in ask_leaders(shared, topic, queries, &missing, deadline).await {
-            match round.outcome {
+        for answer in ask_leaders(shared, &missing, deadline).await {
+            match answer.outcome {
                 Ok(offset) => {
-                    found.insert(round.number, offset);
+                    done.insert(answer.number, Ok(offset));
                 }
-                Err(Refusal::Final(error)) => return Err(error),
-                Err(Refusal::Later(error)) => failure = Some(error),
+                Err(Refusal::Final(error)) if all => return vec![Err(error)],
+                Err(Refusal::Final(error)) => {
+                    done.insert(answer.number, Err(error));
+                }
+                Err(Refusal::Later(error)) => {
+                    failures.insert(answer.number, error);
+                }
                 Err(Refusal::Moved) => moved = true,
             }
         }
-        if moved || found.len() == queries.len() {
+        if moved || done.len() == queries.len() {
             continue;
         }
-        let until = Instant::now() + backoff.step();
-        let timed_out = || {
-            let last = failure.as_ref().map(|error| format!("; last: {error}"));
-            Error::new(
-                ErrorKind::Timeout,
-                format!(
-                    "a leader did not answer in time{}",
-                    last.unwrap_or_default()
-                ),
-            )
-            .with_topic(&topic.name)
-        };
+        let now = Instant::now();
+        let until = now + backoff.step_within(shared.connections.budget(), now);
         if until >= deadline {
-            return Err(timed_out());
+            for (number, query) in missing {
+                let late = || Err(timed_out(&query, failures.get(&number)));
+                done.entry(number).or_insert_with(late);
+            }
+            return done.into_values().collect();
         }
         tokio::time::sleep_until(until).await;
         let _ = timeout_at(deadline, shared.metadata.refresh()).await;
-        if let Some(now) = shared.metadata.known_topic(&topic.name)
-            && now.id != topic.id
-        {
-            return Err(
-                Error::new(ErrorKind::UnknownTopic, "the topic was made anew")
-                    .with_topic(&topic.name),
-            );
+        for (number, query) in missing {
+            if let Some(error) = gone(shared, query.topic, deadline).await {
+                let error = error.at(&query.topic.name, query.partition);
+                if all {
+                    return vec![Err(error)];
+                }
+                done.entry(number).or_insert(Err(error));
+            }
         }
+    }
+}
+
+/// What became of the topic, if it is not there any more.
+async fn gone(shared: &Shared, topic: &Topic, deadline: Instant) -> Option<Error> {
+    match shared.metadata.incarnation(topic) {
+        Incarnation::Present(_) => None,
+        Incarnation::Missing => {
+            let confirmed = timeout_at(deadline, shared.metadata.confirm(topic)).await;
+            confirmed.ok()??.error(topic)
+        }
+        recreated @ Incarnation::Recreated(_) => recreated.error(topic),
+    }
+}
+
+fn timed_out(query: &Query<'_>, failure: Option<&Error>) -> Error {
+    let last = failure.map(|error| format!("; last: {error}"));
+    let error = Error::new(
+        ErrorKind::Timeout,
+        format!(
+            "the leader did not answer in time{}",
+            last.unwrap_or_default()
+        ),
+    )
+    .at(&query.topic.name, query.partition);
+    match failure {
+        Some(failure) => error.with_endpoints(failure.endpoints().to_vec()),
+        None => error,
     }
 }
 
@@ -112,59 +222,42 @@ enum Refusal {
 /// One round: every leader of the missing queries is asked at the same time.
 async fn ask_leaders(
     shared: &Shared,
-    topic: &Topic,
-    queries: &[(u32, OffsetSpec)],
-    missing: &[usize],
+    missing: &[(usize, Query<'_>)],
     deadline: Instant,
 ) -> Vec<Answered> {
     let view = shared.metadata.load();
-    let present = view.topic_by_id(&topic.name, topic.id);
-    let mut by_leader: HashMap<BrokerId, Vec<(usize, u32, OffsetSpec)>> = HashMap::new();
+    let mut by_leader: HashMap<BrokerId, Vec<(usize, Query<'_>)>> = HashMap::new();
     let mut answers = Vec::new();
-    for &number in missing {
-        let Some(&(partition, spec)) = queries.get(number) else {
-            continue;
-        };
-        match present.and_then(|topic| topic.leader(partition)) {
+    for &(number, query) in missing {
+        let present = view.topic_by_id(&query.topic.name, query.topic.id);
+        match present.and_then(|topic| topic.leader(query.partition)) {
             Some(leader) => by_leader
                 .entry(leader.broker)
                 .or_default()
-                .push((number, partition, spec)),
+                .push((number, query)),
             None => answers.push(Answered {
                 number,
                 outcome: Err(Refusal::Later(
                     Error::new(ErrorKind::NoLeader, "no leader is known")
-                        .at(&topic.name, partition),
+                        .at(&query.topic.name, query.partition),
                 )),
             }),
         }
     }
     let rounds = by_leader
         .into_iter()
-        .map(|(broker, asked)| ask_leader(shared, topic, broker, asked, deadline));
+        .map(|(broker, asked)| ask_leader(shared, broker, asked, deadline));
     answers.extend(join_all(rounds).await.into_iter().flatten());
     answers
 }
 
 async fn ask_leader(
     shared: &Shared,
-    topic: &Topic,
     broker: BrokerId,
-    asked: Vec<(usize, u32, OffsetSpec)>,
+    asked: Vec<(usize, Query<'_>)>,
     deadline: Instant,
 ) -> Vec<Answered> {
-    let queries = asked
-        .iter()
-        .map(|&(_, partition, spec)| v1::OffsetQuery {
-            topic_id: topic.id.to_wire(),
-            partition,
-            position: Some(match spec {
-                OffsetSpec::Start => Position::Start(true),
-                OffsetSpec::End => Position::End(true),
-                OffsetSpec::TimeMs(time_ms) => Position::TimeMs(time_ms),
-            }),
-        })
-        .collect();
+    let queries = asked.iter().map(|(_, query)| query.to_wire()).collect();
     let deadline = deadline.min(Instant::now() + ANSWER_TIMEOUT);
     let response = call(shared, broker, v1::ListOffsetsRequest { queries }, deadline).await;
     let answers = match response {
@@ -173,7 +266,7 @@ async fn ask_leader(
             let error = other.err().unwrap_or_else(|| {
                 Error::new(ErrorKind::Protocol, "the broker left queries unanswered")
             });
-            let later = |&(number, ..): &(usize, u32, OffsetSpec)| Answered {
+            let later = |&(number, _): &(usize, Query<'_>)| Answered {
                 number,
                 outcome: Err(Refusal::Later(error.clone())),
             };
@@ -183,11 +276,25 @@ async fn ask_leader(
     asked
         .iter()
         .zip(answers)
-        .map(|(&(number, partition, _), answer)| Answered {
-            number,
-            outcome: read_answer(shared, topic, partition, &answer),
+        .map(|((number, query), answer)| Answered {
+            number: *number,
+            outcome: read_answer(shared, query, &answer),
         })
         .collect()
+}
+
+impl Query<'_> {
+    fn to_wire(self) -> v1::OffsetQuery {
+        v1::OffsetQuery {
+            topic_id: self.topic.id.to_wire(),
+            partition: self.partition,
+            position: Some(match self.spec {
+                OffsetSpec::Start => Position::Start(true),
+                OffsetSpec::End => Position::End(true),
+                OffsetSpec::TimeMs(time_ms) => Position::TimeMs(time_ms),
+            }),
+        }
+    }
 }
 
 async fn call(
@@ -209,10 +316,12 @@ async fn call(
 
 fn read_answer(
     shared: &Shared,
-    topic: &Topic,
-    partition: u32,
+    query: &Query<'_>,
     answer: &v1::OffsetAnswer,
 ) -> Result<ListedOffset, Refusal> {
+    let Query {
+        topic, partition, ..
+    } = *query;
     let Some(error) = &answer.error else {
         let bounds = answer.bounds.unwrap_or(v1::OffsetBounds {
             log_start_offset: answer.offset,

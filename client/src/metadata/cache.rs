@@ -63,7 +63,6 @@ pub(crate) enum Incarnation {
     Missing,
 }
 
-#[allow(dead_code, reason = "adopted by producer and consumer")]
 impl Incarnation {
     /// What to report once [`MetadataCache::confirm`] has said so; `None`: it is there.
     pub(crate) fn error(&self, topic: &Topic) -> Option<Error> {

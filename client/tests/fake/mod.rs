@@ -122,6 +122,7 @@ pub struct State {
     pub clock_ms: u64,
     /// List-offsets calls refused by those that do not lead name nobody.
     pub hide_hints: bool,
+    pub offset_calls: usize,
 }
 
 /// Metadata calls, watches not included.
@@ -186,6 +187,7 @@ impl Fake {
             states: BTreeMap::new(),
             clock_ms: 1,
             hide_hints: false,
+            offset_calls: 0,
         };
         let fake = Self {
             state: Arc::new(Mutex::new(state)),
@@ -528,6 +530,7 @@ impl Log for Endpoint {
         request: Request<v1::ListOffsetsRequest>,
     ) -> Result<Response<v1::ListOffsetsResponse>, Status> {
         let mut state = self.fake.state.lock();
+        state.offset_calls += 1;
         let hide_hints = state.hide_hints;
         let mut answer = |query: &v1::OffsetQuery| {
             let Some(partition) = state.find(&query.topic_id, query.partition) else {
