@@ -108,6 +108,8 @@ impl Default for Config {
 
 /// Environment variables that begin with `QUTE_` and belong to other programs.
 const FOREIGN_VARIABLES: &[&str] = &["QUTE_BOOTSTRAP", "QUTE_LOG"];
+/// Variables that begin so are read by programs that use the client.
+const CLIENT_PREFIX: &str = "QUTE_CLIENT_";
 
 /// What the command line says; `None` where it is silent.
 #[derive(Clone, Debug, Default)]
@@ -146,7 +148,8 @@ impl Config {
             let Some(key) = variable.strip_prefix("QUTE_") else {
                 continue;
             };
-            if FOREIGN_VARIABLES.contains(&variable.as_str()) {
+            if FOREIGN_VARIABLES.contains(&variable.as_str()) || variable.starts_with(CLIENT_PREFIX)
+            {
                 continue;
             }
             set(
@@ -319,7 +322,16 @@ mod tests {
 
     #[test]
     fn load_without_sources_gives_the_defaults() {
-        let config = load(None, &[("HOME", "/root"), ("QUTE_BOOTSTRAP", "x:1")], &[]).unwrap();
+        let config = load(
+            None,
+            &[
+                ("HOME", "/root"),
+                ("QUTE_BOOTSTRAP", "x:1"),
+                ("QUTE_CLIENT_NAME", "a"),
+            ],
+            &[],
+        )
+        .unwrap();
         assert_eq!(config, Config::default());
         assert_eq!(config.listen, "127.0.0.1:7700");
     }

@@ -36,7 +36,10 @@ impl Client {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Config`], [`crate::ErrorKind::Unreachable`] (with the cause for each
-    /// address).
+    /// address), [`crate::ErrorKind::NotReady`] if the cluster did not form within the call timeout.
+    ///
+    /// # Cancel safety
+    /// Nothing is left behind.
     pub async fn connect(bootstrap: &str) -> Result<Self> {
         Self::connect_with(ClientConfig::new(bootstrap)?).await
     }

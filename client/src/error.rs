@@ -209,15 +209,7 @@ impl Error {
         self.edit(|inner| inner.source = Some(Arc::new(cause)))
     }
 
-    #[allow(dead_code, reason = "for hooks and codecs")]
     /// Keeps an error of the program's own (of a hook, of a codec) as it is.
-    pub(crate) fn with_source(
-        self,
-        source: impl std::error::Error + Send + Sync + 'static,
-    ) -> Self {
-        self.edit(|inner| inner.source = Some(Arc::new(source)))
-    }
-
     pub(crate) fn with_boxed_source(
         self,
         source: Box<dyn std::error::Error + Send + Sync>,

@@ -27,6 +27,9 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] if nobody answered, with the cause for each endpoint.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: it only reads.
     pub async fn cluster_info(&self) -> Result<ClusterInfo> {
         let round_ends = Instant::now() + ROUND_TIMEOUT.min(self.shared.config.call_timeout);
         let mut deadline = round_ends;
@@ -72,6 +75,9 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::cluster_info`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: it only reads.
     pub async fn brokers(&self) -> Result<Vec<BrokerDescription>> {
         self.cluster_info().await.map(|info| info.brokers)
     }

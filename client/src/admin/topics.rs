@@ -35,6 +35,9 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::InvalidTopicName`], [`ErrorKind::TopicExists`],
     /// [`ErrorKind::InvalidArgument`], [`ErrorKind::NotEnoughBrokers`], [`ErrorKind::Timeout`].
+    ///
+    /// # Cancel safety
+    /// Cancelled, the topic may or may not be created; [`Client::describe_topic`] tells.
     pub async fn create_topic(&self, spec: TopicSpec) -> Result<TopicDescription> {
         check_name(&spec.name).map_err(|error| Error::topic_name(&error))?;
         let deadline = Instant::now() + self.shared.config.call_timeout;
@@ -117,6 +120,9 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: it only reads.
     pub async fn list_topics(&self) -> Result<Vec<TopicDescription>> {
         let deadline = Instant::now() + self.shared.config.call_timeout;
         let response = self.view(Vec::new(), deadline).await?;
@@ -129,6 +135,9 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::UnknownTopic`], [`ErrorKind::Unreachable`], [`ErrorKind::Timeout`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: it only reads.
     pub async fn describe_topic(&self, name: &str) -> Result<TopicDescription> {
         let deadline = Instant::now() + self.shared.config.call_timeout;
         let known = self.shared.metadata.topic(name, deadline).await?;
@@ -184,6 +193,9 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::UnknownTopic`], [`ErrorKind::Timeout`].
+    ///
+    /// # Cancel safety
+    /// Cancelled, the topic may or may not be deleted; [`Client::describe_topic`] tells.
     pub async fn delete_topic(&self, name: &str) -> Result<()> {
         check_name(name).map_err(|error| Error::topic_name(&error))?;
         let deadline = Instant::now() + self.shared.config.call_timeout;

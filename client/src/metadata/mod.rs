@@ -16,7 +16,6 @@ mod snapshot;
 mod tests;
 mod upkeep;
 
-#[allow(unused_imports, reason = "adopted by producer and consumer")]
 pub(crate) use cache::Incarnation;
 pub(crate) use cache::MetadataCache;
 pub(crate) use controller::ControllerRoute;

@@ -14,21 +14,14 @@
 //! | `route.rs` | per partition: to the leader, or waiting (pure); for producers and consumers |
 
 mod any;
-#[allow(dead_code, reason = "adopted bit by bit by producer and consumer")]
 mod backoff;
-#[allow(dead_code, reason = "adopted bit by bit by producer and consumer")]
 mod breaker;
-#[allow(dead_code, reason = "adopted bit by bit by producer and consumer")]
 mod budget;
-#[allow(dead_code, reason = "adopted bit by bit by producer and consumer")]
 mod connections;
 mod dial;
-#[allow(dead_code, reason = "adopted bit by bit by producer and consumer")]
 mod limits;
-#[allow(dead_code, reason = "adopted bit by bit by producer and consumer")]
 mod load;
 mod race;
-#[allow(dead_code, reason = "adopted bit by bit by producer and consumer")]
 mod route;
 
 #[cfg(test)]
@@ -48,10 +41,7 @@ pub(crate) use breaker::Failure;
 pub(crate) use budget::Budget;
 pub(crate) use connections::{CallError, Connections};
 pub(crate) use dial::{Resolver, system_resolver};
-#[allow(unused_imports, reason = "adopted by the producer")]
-pub(crate) use limits::BrokerLimits;
 pub(crate) use race::{STAGGER, race};
-#[allow(unused_imports, reason = "adopted by producer and consumer")]
 pub(crate) use route::{Next, Retry, Route};
 
 /// The largest message taken from a broker.
