@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{ListedOffset, OffsetQuery, OffsetSpec};
 use crate::client::{Client, Shared};
 use crate::error::{Error, ErrorKind, Result};
-use crate::metadata::{Incarnation, Topic};
+use crate::metadata::{Incarnation, Leader, Metadata, Topic};
 use crate::net::{Backoff, Lane, log_client};
 
 /// Limit of one leader's answer before the partition is asked for again.
@@ -126,7 +126,10 @@ async fn list(
     let mut backoff = Backoff::new(&shared.config);
     let mut done: BTreeMap<usize, Result<ListedOffset>> = BTreeMap::new();
     let mut failures: HashMap<usize, Error> = HashMap::new();
+    let mut views = shared.metadata.subscribe();
     loop {
+        views.mark_unchanged();
+        let view = shared.metadata.load();
         let missing: Vec<(usize, Query<'_>)> = queries
             .iter()
             .copied()
@@ -137,7 +140,7 @@ async fn list(
             return done.into_values().collect();
         }
         let mut moved = false;
-        for answer in ask_leaders(shared, &missing, deadline).await {
+        for answer in ask_leaders(shared, &view, &missing, deadline).await {
             match answer.outcome {
                 Ok(offset) => {
                     done.insert(answer.number, Ok(offset));
@@ -164,8 +167,19 @@ async fn list(
             }
             return done.into_values().collect();
         }
-        tokio::time::sleep_until(until).await;
-        let _ = timeout_at(deadline, shared.metadata.refresh()).await;
+        let is_newer = |(_, query): &(usize, Query<'_>)| {
+            let asked = query.leader(&view);
+            let metadata = &shared.metadata;
+            metadata.newer_leader(query.topic, query.partition, asked)
+        };
+        let news = async {
+            // The sender is the client's: never closed.
+            while views.changed().await.is_ok() && !missing.iter().any(is_newer) {}
+        };
+        if timeout_at(until, news).await.is_err() {
+            // Nobody has told of a new leader: ask.
+            let _ = timeout_at(deadline, shared.metadata.refresh()).await;
+        }
         for (number, query) in missing {
             if let Some(error) = gone(shared, query.topic, deadline).await {
                 let error = error.at(&query.topic.name, query.partition);
@@ -222,15 +236,14 @@ enum Refusal {
 /// One round: every leader of the missing queries is asked at the same time.
 async fn ask_leaders(
     shared: &Shared,
+    view: &Metadata,
     missing: &[(usize, Query<'_>)],
     deadline: Instant,
 ) -> Vec<Answered> {
-    let view = shared.metadata.load();
     let mut by_leader: HashMap<BrokerId, Vec<(usize, Query<'_>)>> = HashMap::new();
     let mut answers = Vec::new();
     for &(number, query) in missing {
-        let present = view.topic_by_id(&query.topic.name, query.topic.id);
-        match present.and_then(|topic| topic.leader(query.partition)) {
+        match query.leader(view) {
             Some(leader) => by_leader
                 .entry(leader.broker)
                 .or_default()
@@ -284,6 +297,11 @@ async fn ask_leader(
 }
 
 impl Query<'_> {
+    fn leader(&self, view: &Metadata) -> Option<Leader> {
+        view.topic_by_id(&self.topic.name, self.topic.id)?
+            .leader(self.partition)
+    }
+
     fn to_wire(self) -> v1::OffsetQuery {
         v1::OffsetQuery {
             topic_id: self.topic.id.to_wire(),
