@@ -6,6 +6,7 @@
 //! | [`latency`] | HDR histograms and their JSON |
 //! | [`load`] | `produce`, `consume`, `end-to-end` |
 //! | [`failover`] | the gap after a leader is killed |
+//! | [`frozen`] | what a frozen broker costs the others |
 //! | [`restart`] | how soon a broker with many records serves again |
 //! | [`idle`] | what replicas cost while nothing happens |
 //! | [`disk`] | the ceiling that the disk sets, without Qute |
@@ -15,6 +16,7 @@
 
 pub mod disk;
 pub mod failover;
+pub mod frozen;
 pub mod idle;
 pub mod latency;
 pub mod load;

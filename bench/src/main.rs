@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use qute_bench::frozen::FrozenArgs;
 use qute_bench::load::LoadArgs;
 use qute_bench::target::{Target, TargetArgs};
-use qute_bench::{disk, failover, idle, load, restart};
+use qute_bench::{disk, failover, frozen, idle, load, restart};
 use serde_json::Value;
 
 #[global_allocator]
@@ -35,6 +36,8 @@ enum Command {
         #[arg(long, default_value_t = 10)]
         kills: usize,
     },
+    /// Freeze one broker of three and measure what that costs the others
+    Frozen(FrozenArgs),
     /// Restart a broker that holds many records
     Restart {
         /// Brokers
@@ -93,6 +96,7 @@ fn main() -> Result<()> {
             load::end_to_end(&bootstrap, &load).await
         }),
         Command::Failover { kills } => failover::measure(kills),
+        Command::Frozen(args) => frozen::measure(&args),
         Command::Restart {
             brokers,
             records,
