@@ -75,11 +75,7 @@ mod tests {
         for (call, path) in PATHS {
             assert_eq!(Call::of_path(path), *call);
             let method = path.rsplit('/').next().unwrap();
-            // Named in the descriptors, except what brokers do not serve yet.
-            assert!(
-                descriptors.contains(method) || *call == Call::AddPartitions,
-                "{path}"
-            );
+            assert!(descriptors.contains(method), "{path}");
         }
         assert_eq!(Call::of_path("/grpc.health.v1.Health/Check"), Call::Other);
     }

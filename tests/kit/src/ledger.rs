@@ -146,6 +146,11 @@ impl Ledger {
                 ..v1::CreateTopicResponse::default()
             }
             .encode_to_vec(),
+            Call::AddPartitions => v1::AddPartitionsResponse {
+                error,
+                ..v1::AddPartitionsResponse::default()
+            }
+            .encode_to_vec(),
             Call::DeleteTopic => v1::DeleteTopicResponse {
                 error,
                 ..v1::DeleteTopicResponse::default()
