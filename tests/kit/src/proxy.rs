@@ -25,6 +25,8 @@ const FRAME_BYTES_MAX: u32 = 256 * 1024;
 /// What may wait inside the proxy per stream and per connection, each way.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
+/// Calls and streams at once on one connection of a client.
+const STREAMS_MAX: u32 = 10_000;
 /// A connection whose broker has gone has this long to pass on the broker's last words.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Between attempts to listen again on an address that others have for a moment.
@@ -306,6 +308,7 @@ async fn serve(client: Gated, core: Arc<Core>) {
     };
     let service = service_fn(move |request| forward(Arc::clone(&core), requests.clone(), request));
     let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .max_concurrent_streams(STREAMS_MAX)
         .max_frame_size(FRAME_BYTES_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)

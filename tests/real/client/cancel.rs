@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use futures::{SinkExt, StreamExt};
 use qute_client::{
     Client, ConsumerEvent, ErrorKind, OffsetSpec, Position, Producer, ProducerConfig, Record,
-    TopicSpec,
+    TopicSpec, Utf8Codec, partition_of,
 };
 
 use super::rig::{Rig, read_all};
@@ -141,6 +141,27 @@ fn writes_dropped_at_each_poll_lose_and_double_nothing() -> Result<()> {
         dropped_at_each_poll("sink's close", async |_| sink.close().await).await?;
         must.push(next + 2);
         next += 2;
+        // The typed ones are thin, but they are public, too.
+        let typed = producer.typed::<String>(TOPIC, Utf8Codec).keys(Utf8Codec);
+        let key = (0..).map(|n: u32| n.to_string());
+        let key = key
+            .into_iter()
+            .find(|key| partition_of(key.as_bytes(), 2) == 0);
+        let key = &key.context("no key")?;
+        let base = next + 1;
+        next = dropped_at_each_poll("typed send", async |attempt| {
+            typed.send(key, &(base + attempt).to_string()).await?;
+            Ok(base + attempt)
+        })
+        .await?;
+        must.push(next);
+        let base = next + 1;
+        next = dropped_at_each_poll("typed enqueue", async |attempt| {
+            drop(typed.enqueue(key, &(base + attempt).to_string()).await?);
+            Ok(base + attempt)
+        })
+        .await?;
+        must.push(next);
         let mut ticket = producer.enqueue(value(next + 1)).await?;
         must.push(next + 1);
         let written = dropped_at_each_poll("ticket", async |_| (&mut ticket).await).await?;
@@ -310,6 +331,13 @@ fn calls_dropped_at_each_poll_can_be_made_again() -> Result<()> {
             tolerate(created.map(drop), ErrorKind::TopicExists)
         })
         .await?;
+        let other = rig.connect().await?;
+        let index = client.cluster_index();
+        dropped_at_each_poll("wait_for_index", async |_| {
+            other.wait_for_index(index).await
+        })
+        .await?;
+        ensure!(other.cluster_index() >= index);
         dropped_at_each_poll("add_partitions", async |_| {
             client.add_partitions("made", 2).await.map(drop)
         })

@@ -71,8 +71,12 @@ impl Rig {
     }
 
     pub(super) fn client(&self) -> Result<Client> {
+        self.run(self.connect())
+    }
+
+    pub(super) async fn connect(&self) -> Result<Client> {
         let config = ClientConfig::new(&self.bootstrap())?.call_timeout(Duration::from_secs(60));
-        self.run(async { Ok(Client::connect_with(config).await?) })
+        Ok(Client::connect_with(config).await?)
     }
 
     pub(super) fn create_topic(&self, name: &str, partitions: u32) -> Result<()> {
