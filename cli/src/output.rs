@@ -97,6 +97,8 @@ pub struct Cluster {
     pub topics: u32,
     /// Partitions of all topics.
     pub partitions: u32,
+    /// What needs a human, of each broker that answered.
+    pub faults: Vec<String>,
 }
 
 /// A result that can be printed in any form.
@@ -223,6 +225,7 @@ impl Report for Cluster {
             ("partitions", self.partitions.to_string()),
         ]
         .into_iter()
+        .chain(self.faults.iter().map(|fault| ("fault", fault.clone())))
         .map(|(name, value)| vec![name.to_owned(), value])
         .collect()
     }

@@ -151,6 +151,27 @@ async fn add_partitions_that_can_not_be_is_refused_with_the_topic_named() {
 }
 
 #[tokio::test]
+async fn cluster_info_tells_the_faults_of_all_brokers() {
+    let fake = Fake::start(3, 1).await;
+    let client = fake.client().await;
+    assert!(client.cluster_info().await.unwrap().faults.is_empty());
+    let addresses = fake.change(|state| {
+        for broker in [1, 3] {
+            let fault = format!("replica {broker} has stopped");
+            state.faults.insert(broker, vec![fault]);
+        }
+        state.addresses.clone()
+    });
+    assert_eq!(
+        client.cluster_info().await.unwrap().faults,
+        [
+            format!("{}: replica 1 has stopped", addresses[&1]),
+            format!("{}: replica 3 has stopped", addresses[&3]),
+        ]
+    );
+}
+
+#[tokio::test]
 async fn create_topic_of_a_bad_name_asks_nobody() {
     let client = Client::lazy(ClientConfig::new(&refused_address().await).unwrap()).unwrap();
     for name in ["", ".", "..", "__x", "a/b", "../x"] {

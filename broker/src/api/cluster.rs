@@ -188,6 +188,7 @@ impl Cluster for ClusterApi {
             topics: count(view.topics.len()),
             partitions: count(view.partitions()),
             broker_id: self.controller.me().broker_id,
+            faults: self.controller.faults(),
         }))
     }
 

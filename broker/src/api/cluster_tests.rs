@@ -160,6 +160,13 @@ impl Node {
             .unwrap()
     }
 
+    /// What it says of itself.
+    async fn faults(&self) -> Vec<String> {
+        let mut client = self.client().await;
+        let described = client.describe_cluster(DescribeClusterRequest {}).await;
+        described.unwrap().into_inner().faults
+    }
+
     async fn metadata(&self, request: MetadataRequest) -> MetadataResponse {
         self.client()
             .await
@@ -621,7 +628,8 @@ async fn s4_replica_whose_disk_failed_is_not_open_and_is_named() {
         wait.contains(" of t/0 ") && wait.contains("restart"),
         "{wait}"
     );
-    assert_eq!(node.controller.stopped(), [wait]);
+    assert_eq!(node.controller.stopped(), [wait.as_str()]);
+    assert_eq!(node.faults().await, [wait]);
     let progress = node.controller.progress();
     assert_eq!((progress.open, progress.desired), (0, 1));
     assert_eq!(replica.serving(), None);
@@ -642,6 +650,7 @@ async fn s7_quarantined_replica_keeps_its_broker_from_being_ready() {
     let node = start(dir.path(), seat(), &[], 1).await;
     let wait = waits_for(&node, |wait| wait.contains("quarantined")).await;
     assert!(wait.starts_with("t/0: "), "{wait}");
+    assert_eq!(node.faults().await, [wait]);
     // It stopped nothing: a restart would not help.
     assert_eq!(node.controller.stopped(), Vec::<String>::new());
     node.stop().await;

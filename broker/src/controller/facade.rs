@@ -247,12 +247,28 @@ impl Controller {
             format!("{}: {reason}", view.name_of(*partition))
         };
         waits.extend(progress.failed.values().take(REASONS_MAX).map(named));
-        let quarantined = progress.quarantined.values().take(REASONS_MAX).map(named);
-        waits.extend(quarantined.map(|text| {
-            format!("{text}; keep the directory, the partition's other replicas serve")
-        }));
-        waits.extend(self.stopped().into_iter().take(REASONS_MAX));
+        waits.extend(self.faults());
         waits
+    }
+
+    /// What of this broker needs a human: replicas that are quarantined (S7) or have stopped (S4),
+    /// a few of each, why, and what to do.
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
+        let view = self.view();
+        let progress = self.inner.progress.borrow();
+        let quarantined = progress.quarantined.values().take(REASONS_MAX);
+        let mut faults: Vec<String> = quarantined
+            .map(|(partition, reason)| {
+                format!(
+                    "{}: {reason}; keep the directory, the partition's other replicas serve",
+                    view.name_of(*partition)
+                )
+            })
+            .collect();
+        drop(progress);
+        faults.extend(self.stopped().into_iter().take(REASONS_MAX));
+        faults
     }
 
     /// Replicas that have stopped for good in this process (S4), why, and what to do.

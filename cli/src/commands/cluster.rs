@@ -74,6 +74,7 @@ fn described(info: &ClusterInfo) -> Cluster {
             .count(),
         topics: info.topics,
         partitions: info.partitions,
+        faults: info.faults.clone(),
     }
 }
 

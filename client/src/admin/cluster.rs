@@ -94,7 +94,16 @@ fn best(answers: &[(BrokerId, ClusterInfo)]) -> Option<ClusterInfo> {
         controller: info.controller.filter(|broker| leads(*broker)),
         ..info.clone()
     });
-    confirmed.max_by_key(rank)
+    // Each broker speaks for itself; one that was reached by two addresses once.
+    let mut faults: Vec<&(BrokerId, ClusterInfo)> = answers.iter().collect();
+    faults.sort_by_key(|(id, _)| *id);
+    faults.dedup_by_key(|(id, _)| *id);
+    let faults = faults.into_iter().flat_map(|(_, info)| info.faults.clone());
+    let best = confirmed.max_by_key(rank)?;
+    Some(ClusterInfo {
+        faults: faults.collect(),
+        ..best
+    })
 }
 
 /// Formed before unformed, with a leader before without, newer before older.
@@ -155,5 +164,10 @@ fn read(address: &Address, response: v1::DescribeClusterResponse) -> ClusterInfo
         topics: response.topics,
         partitions: response.partitions,
         answered_by: address.to_string(),
+        faults: response
+            .faults
+            .iter()
+            .map(|fault| format!("{address}: {fault}"))
+            .collect(),
     }
 }

@@ -203,6 +203,9 @@ pub struct ClusterInfo {
     pub partitions: u32,
     /// The address that gave this answer.
     pub answered_by: String,
+    /// What needs a human: replicas that have stopped or are quarantined, for people. Of every
+    /// broker that answered, each with its address in front.
+    pub faults: Vec<String>,
 }
 
 impl ClusterInfo {

@@ -100,6 +100,8 @@ pub struct State {
     pub creates: usize,
     /// Who leads created topics, and since which epoch.
     pub created_leader: (u64, u64),
+    /// What brokers say of themselves.
+    pub faults: BTreeMap<u64, Vec<String>>,
     /// The next call to add partitions: add them, then fail the call.
     pub cut_add: bool,
     /// What brokers that are cut off from the others believe.
@@ -174,6 +176,7 @@ impl Fake {
             cut_create: false,
             creates: 0,
             created_leader: (1, 1),
+            faults: BTreeMap::new(),
             cut_add: false,
             old_views: BTreeMap::new(),
             flip_bit_in_fetch: false,
@@ -661,6 +664,7 @@ impl Cluster for Endpoint {
             topics: 1,
             partitions: 1,
             broker_id: self.broker,
+            faults: state.faults.get(&self.broker).cloned().unwrap_or_default(),
         }))
     }
 
@@ -783,6 +787,6 @@ impl Fake {
         };
         tokio::time::timeout(Duration::from_secs(10), waiting)
             .await
-            .expect("condition in time");
+            .unwrap();
     }
 }
