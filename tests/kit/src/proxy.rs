@@ -268,10 +268,10 @@ impl Listening {
     }
 
     fn spawn(&self, stream: TcpStream) {
-        self.core.accepted.fetch_add(1, Ordering::AcqRel);
         // A latency of the proxy's own would only blur the figures.
         let _ = stream.set_nodelay(true);
         let gated = self.core.gate.admit(stream);
+        self.core.accepted.fetch_add(1, Ordering::AcqRel);
         let core = Arc::clone(&self.core);
         let stop = self.stop.clone();
         tokio::spawn(async move { stop.run_until_cancelled(serve(gated, core)).await });

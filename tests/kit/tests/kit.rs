@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use qute_client::{Client, ClientConfig, Position, ProducerConfig, Record};
-use qute_test::{Call, Cluster, Fault, Refusal};
+use qute_test::{Call, Cluster, Fault, Proxy, Refusal};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -134,7 +136,12 @@ async fn faults_of_connections_do_what_they_say() -> Outcome {
     cluster.create_topic(TOPIC, 1).await?;
     let proxy = cluster.proxy(0)?;
     let config = ClientConfig::new(&cluster.bootstrap())?;
-    let client = Client::connect_with(config.call_timeout(Duration::from_secs(60))).await?;
+    // Silence is found out soon.
+    let tick = Duration::from_millis(500);
+    let config = config
+        .call_timeout(Duration::from_secs(60))
+        .keep_alive(tick, tick);
+    let client = Client::connect_with(config).await?;
     let producer = client.producer(ProducerConfig::default())?;
     let send = |value: &'static str| producer.send(Record::to(TOPIC).value(value));
     send("0").await?;
@@ -154,11 +161,7 @@ async fn faults_of_connections_do_what_they_say() -> Outcome {
     assert!(proxy.accepted() > 0);
 
     proxy.refuse_connections(true).await;
-    assert!(
-        tokio::net::TcpStream::connect(proxy.address())
-            .await
-            .is_err()
-    );
+    assert!(TcpStream::connect(proxy.address()).await.is_err());
     proxy.refuse_connections(false).await;
 
     // What was caught stays silent; a new connection is answered once it is over.
@@ -166,26 +169,27 @@ async fn faults_of_connections_do_what_they_say() -> Outcome {
     let mut caught = std::pin::pin!(send("3"));
     let early = tokio::time::timeout(Duration::from_millis(100), &mut caught).await;
     assert!(early.is_err());
-    let mut silent = tokio::net::TcpStream::connect(proxy.address()).await?;
     proxy.black_hole(false);
-    assert_eq!(
-        Client::connect(&cluster.bootstrap())
-            .await?
-            .list_topics()
-            .await?
-            .len(),
-        1
-    );
-    tokio::io::AsyncWriteExt::write_all(&mut silent, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await?;
-    let mut byte = [0_u8];
-    let answer = tokio::io::AsyncReadExt::read(&mut silent, &mut byte);
-    assert!(
-        tokio::time::timeout(Duration::from_millis(100), answer)
-            .await
-            .is_err()
-    );
+    let new = Client::connect(&cluster.bootstrap()).await?;
+    assert_eq!(new.list_topics().await?.len(), 1);
     // The producer finds out by keep-alive.
     assert_eq!(caught.await?.offset, 3);
+
+    // The same by hand: a connection begun in the hole gets no byte, and no reset, ever.
+    let hole = Proxy::start(proxy.address()).await?;
+    hole.black_hole(true);
+    let mut silent = TcpStream::connect(hole.address()).await?;
+    while hole.accepted() == 0 {
+        tokio::task::yield_now().await;
+    }
+    hole.black_hole(false);
+    silent
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        .await?;
+    let mut byte = [0_u8];
+    let answer = tokio::time::timeout(Duration::from_millis(100), silent.read(&mut byte));
+    assert!(answer.await.is_err());
+    assert_eq!(hole.open_connections(), 1);
     cluster.stop().await;
     Ok(())
 }
