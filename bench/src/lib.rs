@@ -3,6 +3,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`target`] | the cluster under load: one that runs, or brokers of its own |
+//! | [`client`] | what the producer costs before the network, in time and allocations |
 //! | [`latency`] | HDR histograms and their JSON |
 //! | [`load`] | `produce`, `consume`, `end-to-end` |
 //! | [`failover`] | the gap after a leader is killed |
@@ -14,6 +15,7 @@
 //! Every measurement prints one JSON object to standard output and what it is doing to standard
 //! error. Brokers of its own are real `qute-broker` processes, found beside this program.
 
+pub mod client;
 pub mod disk;
 pub mod failover;
 pub mod frozen;

@@ -8,11 +8,11 @@ use clap::{Parser, Subcommand};
 use qute_bench::frozen::FrozenArgs;
 use qute_bench::load::LoadArgs;
 use qute_bench::target::{Target, TargetArgs};
-use qute_bench::{disk, failover, frozen, idle, load, restart};
+use qute_bench::{client, disk, failover, frozen, idle, load, restart};
 use serde_json::Value;
 
 #[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+static ALLOCATOR: client::CountingAllocator = client::CountingAllocator;
 
 /// Load generator and measurements for Qute
 #[derive(Parser)]
@@ -65,6 +65,19 @@ enum Command {
         #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
         watch: Duration,
     },
+    /// What the client costs on one core, without a network: records a second and allocations a
+    /// record of the producer's path, nanoseconds of choosing a partition by key
+    Client {
+        /// Records of each case
+        #[arg(long, default_value_t = 2_000_000)]
+        records: u32,
+        /// Partitions
+        #[arg(long, default_value_t = 6)]
+        partitions: u32,
+        /// Bytes of each value
+        #[arg(long, default_value_t = 100)]
+        record_bytes: usize,
+    },
     /// What the disk allows, without Qute
     Disk {
         /// Directory to write in
@@ -108,6 +121,11 @@ fn main() -> Result<()> {
             replicas,
             watch,
         } => idle::measure(brokers, partitions, replicas, watch),
+        Command::Client {
+            records,
+            partitions,
+            record_bytes,
+        } => client::measure(records, partitions, record_bytes),
         Command::Disk { dir, each } => disk::probe(&dir, each),
     }?;
     println!("{report:#}");

@@ -50,6 +50,10 @@
 #[cfg(test)]
 extern crate self as qute_client;
 
+#[cfg(feature = "bench-internals")]
+#[doc(hidden)]
+pub mod bench_internals;
+
 mod admin;
 mod client;
 mod codec;

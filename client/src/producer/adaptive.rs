@@ -49,19 +49,21 @@ impl Adaptive {
         }
     }
 
-    /// The partition of a record of `cost` bytes. 0 if there are no partitions.
+    /// The partition of a record of `cost` bytes. 0 if there are no partitions. `present` is asked of
+    /// the partition of the present run for every record, `load` of all when a run begins.
     pub(super) fn pick(
         &mut self,
         partitions: u32,
         cost: usize,
         now: Instant,
         rng: &mut impl Rng,
+        present: impl Fn(u32) -> PartitionLoad,
         load: impl Fn(u32) -> PartitionLoad,
     ) -> u32 {
         let over = self.bytes_left == 0
             || self.partition >= partitions
             || self.until.is_none_or(|until| until <= now)
-            || repels(&load(self.partition));
+            || repels(&present(self.partition));
         if over {
             self.begin(partitions, None, now, rng, load);
         }
@@ -226,7 +228,7 @@ mod tests {
                 let load = |p: u32| partitions[p as usize].cell.read(true, now);
                 let picked = self
                     .adaptive
-                    .pick(count, BATCH / 10, now, &mut self.rng, load);
+                    .pick(count, BATCH / 10, now, &mut self.rng, load, load);
                 self.partitions[picked as usize].take(BATCH / 10);
             }
             let after = self.partitions.iter().map(|p| p.taken);
@@ -272,7 +274,7 @@ mod tests {
         let mut adaptive = Adaptive::new(1000);
         let untried = |_| PartitionLoad::untried(true);
         let picks: Vec<u32> = (0..1000)
-            .map(|_| adaptive.pick(6, 100, now, &mut rng, untried))
+            .map(|_| adaptive.pick(6, 100, now, &mut rng, untried, untried))
             .collect();
         for run in picks.chunks(10) {
             assert!(run.iter().all(|&p| p == run[0]), "{run:?}");
@@ -328,12 +330,19 @@ mod tests {
         let now = Instant::now();
         let mut rng = SmallRng::seed_from_u64(3);
         let mut adaptive = Adaptive::new(1 << 20);
-        let first = adaptive.pick(2, 10, now, &mut rng, |_| PartitionLoad::untried(true));
+        let first = adaptive.pick(
+            2,
+            10,
+            now,
+            &mut rng,
+            |_| PartitionLoad::untried(true),
+            |_| PartitionLoad::untried(true),
+        );
         let stalled = |p| PartitionLoad {
             oldest_unacknowledged: (p == first).then_some(ms(300)),
             ..PartitionLoad::untried(true)
         };
-        assert_ne!(adaptive.pick(2, 10, now, &mut rng, stalled), first);
+        assert_ne!(adaptive.pick(2, 10, now, &mut rng, stalled, stalled), first);
     }
 
     #[test]
@@ -342,13 +351,34 @@ mod tests {
         let mut rng = SmallRng::seed_from_u64(4);
         let mut adaptive = Adaptive::new(10);
         for _ in 0..100 {
-            let picked = adaptive.pick(3, 10, now, &mut rng, |_| PartitionLoad::untried(false));
+            let picked = adaptive.pick(
+                3,
+                10,
+                now,
+                &mut rng,
+                |_| PartitionLoad::untried(false),
+                |_| PartitionLoad::untried(false),
+            );
             assert!(picked < 3);
-            let led = adaptive.pick(3, 10, now, &mut rng, |p| PartitionLoad::untried(p == 1));
+            let led = adaptive.pick(
+                3,
+                10,
+                now,
+                &mut rng,
+                |p| PartitionLoad::untried(p == 1),
+                |p| PartitionLoad::untried(p == 1),
+            );
             assert_eq!(led, 1);
         }
         assert_eq!(
-            adaptive.pick(0, 10, now, &mut rng, |_| PartitionLoad::untried(true)),
+            adaptive.pick(
+                0,
+                10,
+                now,
+                &mut rng,
+                |_| PartitionLoad::untried(true),
+                |_| PartitionLoad::untried(true)
+            ),
             0
         );
     }
@@ -360,7 +390,7 @@ mod tests {
         let mut adaptive = Adaptive::new(1000);
         let untried = |_| PartitionLoad::untried(true);
         for _ in 0..100 {
-            let full = adaptive.pick(4, 10, now, &mut rng, untried);
+            let full = adaptive.pick(4, 10, now, &mut rng, untried, untried);
             assert_ne!(adaptive.pick_other(4, now, &mut rng, untried), full);
         }
         assert_eq!(adaptive.pick_other(1, now, &mut rng, untried), 0);

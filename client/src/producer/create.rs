@@ -29,6 +29,10 @@ impl Inner {
         };
         let mut creation = {
             let mut creating = self.creating.lock();
+            // A creation that has ended meanwhile has shown it to the client before.
+            if let Some(topic) = self.shared.metadata.known_topic(name) {
+                return Ok(topic);
+            }
             match creating.get(name) {
                 // One whose task is gone says nothing any more.
                 Some(creation) if creation.has_changed().is_ok() => creation.clone(),

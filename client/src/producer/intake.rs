@@ -160,7 +160,7 @@ impl Inner {
                 if room || !target.free {
                     break;
                 }
-                queue = queues.queue(self, queues.other_target(&topic))?;
+                queue = queues.queue(self, queues.other_target(self, &topic))?;
                 room = queue.room.try_take(bytes);
             }
             if !room {
@@ -231,7 +231,7 @@ impl Inner {
                         .buffer_full()
                         .at(&queue.place.topic, queue.place.partition));
                 }
-                Err(_) => partition = queues.other_target(topic),
+                Err(_) => partition = queues.other_target(self, topic),
             }
         }
     }

@@ -235,6 +235,27 @@ mod tests {
         client.producer(ProducerConfig::default()).unwrap()
     }
 
+    /// Compiles only if it is so.
+    #[allow(dead_code, reason = "not to be run")]
+    fn handles_and_futures_are_send(producer: Producer, record: Record) {
+        fn send(_: impl Send) {}
+        fn shared(_: impl Send + Sync + 'static) {}
+        send(producer.send(record.clone()));
+        send(producer.enqueue(record));
+        send(producer.prepare("t"));
+        send(producer.reserve(1));
+        send(producer.flush());
+        send(producer.clone().close(Duration::ZERO));
+        send(producer.sink());
+        shared(producer);
+        let shared_types = |ticket: Ticket, reservation: Reservation, report: CloseReport| {
+            shared(ticket);
+            shared(reservation);
+            shared(report);
+        };
+        send(shared_types);
+    }
+
     #[tokio::test]
     async fn s12_topic_seen_old_and_new_in_turn_has_one_driver_per_incarnation() {
         let producer = producer();

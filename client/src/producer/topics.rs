@@ -156,7 +156,7 @@ impl TopicQueues {
         }
         if let Some(partitioner) = &producer.config.partitioner.0 {
             let now = Instant::now();
-            let load = |partition| self.load(topic, partition, now);
+            let load = |partition| self.load_now(producer, topic, partition, now);
             let choice = partitioner.partition(record, &TopicLoad::new(topic.partitions(), &load));
             if let Some(partition) = choice {
                 return fixed(partition);
@@ -166,22 +166,44 @@ impl TopicQueues {
             return fixed(partition_of(key, topic.partitions()));
         }
         let now = Instant::now();
-        let load = |partition| self.load(topic, partition, now);
+        let present = |partition| self.load(topic, partition, now);
+        let load = |partition| self.load_now(producer, topic, partition, now);
+        let (count, mut rng) = (topic.partitions(), rand::rng());
         let mut adaptive = self.adaptive.lock();
         Ok(Target {
-            partition: adaptive.pick(topic.partitions(), bytes, now, &mut rand::rng(), load),
+            partition: adaptive.pick(count, bytes, now, &mut rng, present, load),
             free: true,
         })
     }
 
     /// Another partition for a record that any would do for, since the last one has no room.
-    pub(super) fn other_target(&self, topic: &Topic) -> u32 {
+    pub(super) fn other_target(&self, producer: &Inner, topic: &Topic) -> u32 {
         let now = Instant::now();
-        let load = |partition| self.load(topic, partition, now);
+        let load = |partition| self.load_now(producer, topic, partition, now);
         let mut adaptive = self.adaptive.lock();
         adaptive.pick_other(topic.partitions(), now, &mut rand::rng(), load)
     }
 
+    /// The partition's load; one whose leader's breaker is open takes nothing.
+    fn load_now(
+        &self,
+        producer: &Inner,
+        topic: &Topic,
+        partition: u32,
+        now: Instant,
+    ) -> PartitionLoad {
+        let mut load = self.load(topic, partition, now);
+        if load.available
+            && let Some(leader) = topic.leader(partition)
+            && let Some(address) = producer.shared.metadata.load().address(leader.broker)
+        {
+            let refused_until = producer.shared.connections.refused_until(address);
+            load.available = refused_until.is_none();
+        }
+        load
+    }
+
+    /// The same by what its own traffic shows: cheap enough for every record.
     fn load(&self, topic: &Topic, partition: u32, now: Instant) -> PartitionLoad {
         let has_leader = topic.leader(partition).is_some();
         let at = usize::try_from(partition).unwrap_or(usize::MAX);
