@@ -15,8 +15,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use qute_proto::batch::{ProducerStamp, UnsealedBatch, reseal};
+use qute_proto::batch::ProducerStamp;
 use qute_proto::ids::ProducerId;
 use qute_proto::v1::{self, ErrorCode};
 use tokio::sync::{mpsc, watch};
@@ -24,9 +23,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::batch::{Batch, Body, fail};
 use super::config::ProducerConfig;
-use super::fate::Fate;
-use super::flight::{Flight, Key, Lost, Refusal};
+use super::flight::{Flight, Key, Refusal};
 use super::link::{Event, Link, Links, Permit};
 use super::queue::PartitionQueue;
 use crate::client::Shared;
@@ -43,22 +42,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(1);
 /// So often in a row the lowest batch may be told "out of order" before the sequence is given up:
 /// a deposed leader that does not know it yet may lack what its successor acknowledged.
 const OUT_OF_ORDER_MAX: u32 = 5;
-
-/// A batch in flight.
-struct Batch {
-    body: Body,
-    fate: Fate,
-    expires_at: Instant,
-    /// When it was sent first.
-    sent_at: Option<Instant>,
-}
-
-enum Body {
-    Unsealed(UnsealedBatch),
-    Sealed(Bytes, ProducerStamp),
-    /// Only while it changes from one to the other.
-    Empty,
-}
 
 pub(super) struct Driver {
     shared: Arc<Shared>,
@@ -564,31 +547,6 @@ impl Drop for Driver {
     /// reason; a second close changes nothing.)
     fn drop(&mut self) {
         self.queue.close(Error::closed("producer"));
-    }
-}
-
-impl Body {
-    /// The batch's bytes under this stamp.
-    fn sealed(&mut self, stamp: ProducerStamp) -> Option<Bytes> {
-        let bytes = match std::mem::replace(self, Self::Empty) {
-            Self::Unsealed(batch) => batch.seal(stamp),
-            Self::Sealed(bytes, sealed_for) if sealed_for == stamp => bytes,
-            Self::Sealed(bytes, _) => reseal(&bytes, stamp).ok()?,
-            Self::Empty => return None,
-        };
-        *self = Self::Sealed(bytes.clone(), stamp);
-        Some(bytes)
-    }
-}
-
-fn fail(lost: impl IntoIterator<Item = Lost<Batch>>, error: &Error) {
-    for batch in lost {
-        let outcome = if batch.doubtful {
-            Outcome::Unknown
-        } else {
-            Outcome::NotWritten
-        };
-        batch.payload.fate.failed(error.clone(), outcome);
     }
 }
 

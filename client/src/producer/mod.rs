@@ -12,7 +12,7 @@
 //! | `sink.rs` | [`ProducerSink`] |
 //! | `queue.rs` | per partition, what waits: the open batch and full ones |
 //! | `flight.rs` | per partition, what is under way: sequences, rounds, doubt (pure) |
-//! | `driver.rs` | per partition, the task that moves batches from one through the other |
+//! | `driver.rs` | per partition, the task that moves batches (`batch.rs`) from one through the other |
 //! | `link.rs` | per broker, the produce stream |
 //! | `fate.rs` | tickets, and what resolves them; `report.rs` counts them |
 //!
@@ -24,6 +24,7 @@
 //! what it already has with the original offset (S11, S12).
 
 mod adaptive;
+mod batch;
 mod budget;
 mod config;
 mod create;
