@@ -260,9 +260,10 @@
 //!
 //! # Testing
 //!
-//! The crate `qute-test` runs a real cluster inside a test, with faults on demand.
+//! The crate `qute-test` runs a real cluster inside a test, with faults on demand (whole and compiled in
+//! `docs/CLIENT.md`):
 //!
-//! ```ignore
+//! ```text
 //! let cluster = qute_test::Cluster::start(3).await?;
 //! cluster.proxy(0)?.inject(Fault::drop_reply(Call::Produce).times(1));
 //! let producer = cluster.client().await?.producer(ProducerConfig::default())?;

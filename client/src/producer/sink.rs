@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures::Sink;
+use parking_lot::Mutex;
 use tokio::task::coop;
 
 use super::fate::{BatchFuture, Ticket};
@@ -36,7 +37,9 @@ type Enqueueing = Pin<Box<dyn Future<Output = Result<Ticket>> + Send>>;
 pub struct ProducerSink {
     inner: Arc<Inner>,
     /// The last record, if there was no room for it at once.
-    enqueueing: Option<Enqueueing>,
+    ///
+    /// Never locked: it makes the sink `Sync`, which the future is not.
+    enqueueing: Mutex<Option<Enqueueing>>,
     /// Of the records since the last flush, the batches that may not have their fate yet.
     batches: VecDeque<BatchFuture>,
     prune_at: usize,
@@ -50,7 +53,7 @@ impl ProducerSink {
     pub(super) fn new(inner: Arc<Inner>) -> Self {
         Self {
             inner,
-            enqueueing: None,
+            enqueueing: Mutex::new(None),
             batches: VecDeque::new(),
             prune_at: BATCHES_MIN,
             hurried: true,
@@ -81,9 +84,10 @@ impl ProducerSink {
 
     /// Waits until the last record has been taken in.
     fn poll_enqueueing(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if let Some(enqueueing) = &mut self.enqueueing {
+        let waiting = self.enqueueing.get_mut();
+        if let Some(enqueueing) = waiting {
             let taken_in = ready!(enqueueing.as_mut().poll(cx));
-            self.enqueueing = None;
+            *waiting = None;
             match taken_in {
                 Ok(ticket) => self.remember(ticket),
                 Err(error) => {
@@ -122,7 +126,7 @@ impl Sink<Record> for ProducerSink {
         if self.closed {
             return Err(Error::closed("sink").with_topic(&record.topic));
         }
-        if self.enqueueing.is_some() {
+        if self.enqueueing.get_mut().is_some() {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 "the sink was given a record before it was ready",
@@ -137,7 +141,7 @@ impl Sink<Record> for ProducerSink {
             Attempt::Done(Err(error)) => Err(error),
             Attempt::Wait(record) => {
                 let inner = Arc::clone(&self.inner);
-                self.enqueueing =
+                *self.enqueueing.get_mut() =
                     Some(Box::pin(async move { inner.enqueue_hooked(*record).await }));
                 Ok(())
             }
