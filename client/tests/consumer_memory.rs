@@ -3,6 +3,7 @@
 
 #![allow(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::cast_possible_truncation,
     reason = "test code"
 )]
