@@ -26,6 +26,8 @@
 //! well they are compressed.
 
 mod buffer;
+#[cfg(test)]
+mod buffer_model;
 mod builder;
 mod checks;
 mod control;
