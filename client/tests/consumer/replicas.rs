@@ -39,6 +39,13 @@ async fn client_in(fake: &Fake, rack: &str) -> Client {
     Client::connect_with(config).await.unwrap()
 }
 
+/// A client in rack b that never loses its patience with a silent broker.
+async fn patient_client(fake: &Fake) -> Client {
+    let mut config = ClientConfig::new(&fake.bootstrap()).unwrap().rack("b");
+    config.keep_alive_interval = Duration::from_secs(3600);
+    Client::connect_with(config).await.unwrap()
+}
+
 async fn open(client: &Client) -> Consumer {
     let consumer = client.consumer(TOPIC).nearest_replica(true);
     consumer.open().await.unwrap()
@@ -134,6 +141,30 @@ async fn s18_follower_is_not_believed_about_offsets_out_of_range() {
 }
 
 #[tokio::test]
+async fn frozen_follower_is_left_at_once_when_it_is_suspected_and_costs_only_its_partitions() {
+    let fake = racks(2).await;
+    let client = patient_client(&fake).await;
+    let mut consumer = open(&client).await;
+    for partition in [0, 1] {
+        write(&client, partition, 0).await;
+        next(&mut consumer).await.unwrap();
+    }
+    // Partition 0 is read from broker 2, partition 1 from broker 3.
+    fake.change(|state| state.fetch.frozen.insert(2));
+    write(&client, 0, 1).await;
+    write(&client, 1, 1).await;
+    assert_eq!(next(&mut consumer).await.unwrap().partition, 1);
+    fake.change(|state| {
+        state.cluster_index += 1;
+        state.states.insert(2, v1::BrokerState::Suspect);
+    });
+    let record = next(&mut consumer).await.unwrap();
+    assert_eq!((record.partition, record.offset), (0, 1));
+    // The other one in the rack takes over.
+    assert_eq!(brokers(&fake, 0).last(), Some(&(3, 1, true)));
+}
+
+#[tokio::test]
 async fn follower_that_never_answers_costs_its_patience() {
     let fake = racks(1).await;
     fake.change(|state| state.fetch.followers.insert(2, Follower::Silent));
@@ -166,11 +197,10 @@ async fn follower_that_falls_behind_in_silence_is_left_and_tried_again_later() {
     .await;
     write(&client, 0, 10).await;
     assert_eq!(next(&mut consumer).await.unwrap().offset, 10);
-    // It has nothing to send, which is not silence.
+    // It has nothing to send, which is not silence, however often the leader is asked.
     let subscribed = brokers(&fake, 0).len();
-    tokio::time::timeout(Duration::from_secs(2), consumer.next())
-        .await
-        .unwrap_err();
+    let asked = fake.state.lock().offset_calls;
+    until(&fake, "asked", |state| state.offset_calls >= asked + 4).await;
     assert_eq!(brokers(&fake, 0).len(), subscribed);
 }
 
@@ -215,8 +245,7 @@ async fn reading_goes_back_and_forth_between_replicas_without_a_hole_or_a_double
 async fn newer_epoch_is_followed_at_once_from_a_frozen_leader_and_the_others_go_on() {
     let fake = Fake::start(2, 2).await;
     fake.set_leader(1, 2, 6);
-    // The default patience: nothing here may wait for it.
-    let client = fake.client_by(2).await;
+    let client = patient_client(&fake).await;
     let mut consumer = client.consumer(TOPIC).open().await.unwrap();
     write(&client, 0, 0).await;
     write(&client, 1, 0).await;
@@ -229,8 +258,7 @@ async fn newer_epoch_is_followed_at_once_from_a_frozen_leader_and_the_others_go_
     assert_eq!(next(&mut consumer).await.unwrap().partition, 1);
     fake.set_leader(0, 2, 7);
     write(&client, 0, 1).await;
-    let record = tokio::time::timeout(Duration::from_secs(2), consumer.next());
-    let record = record.await.expect("at once").unwrap().unwrap();
+    let record = next(&mut consumer).await.unwrap();
     assert_eq!((record.partition, record.offset), (0, 1));
     assert_eq!(brokers(&fake, 0).last(), Some(&(2, 1, false)));
 }

@@ -36,9 +36,6 @@ pub struct Script {
     pub subscribed: Vec<(u64, v1::Subscribe)>,
     /// Bytes of batches sent, by broker.
     pub sent_bytes: HashMap<u64, usize>,
-    /// What [`Session`] sends where it should send nothing: this base offset in place of the right
-    /// one.
-    pub lie_about_offset: Option<u64>,
 }
 
 impl Script {
@@ -239,7 +236,7 @@ impl Session {
             }
             let batches = v1::Batches {
                 batches: vec![v1::FetchedBatch {
-                    base_offset: state.fetch.lie_about_offset.take().unwrap_or(*base_offset),
+                    base_offset: *base_offset,
                     broker_time_ms: partition.time_of(*base_offset),
                     batch: bytes,
                 }],
