@@ -73,6 +73,8 @@ pub(super) enum Entry {
 #[derive(Debug)]
 pub(super) enum Handed {
     Added(Vec<u32>),
+    /// Nothing more comes, and nobody knows why.
+    Deserted,
     Entry {
         slot: SlotId,
         partition: u32,
@@ -125,6 +127,8 @@ struct State {
     waker: Option<Waker>,
     /// The stream has ended or was dropped.
     closed: bool,
+    /// The reader's task has ended before the stream did.
+    deserted: bool,
 }
 
 /// See the module header.
@@ -394,6 +398,13 @@ impl Buffer {
         }
     }
 
+    /// The reader's task has ended. If that was not for want of a stream, the stream says so.
+    pub(super) fn desert(&self) {
+        let mut state = self.lock();
+        state.deserted = true;
+        state.wake();
+    }
+
     // What the stream does.
 
     /// The next thing for the program; `None` once every partition has ended.
@@ -411,6 +422,10 @@ impl Buffer {
         if state.slots.iter().all(|slot| slot.ended) {
             state.closed = true;
             return Poll::Ready(None);
+        }
+        if state.deserted {
+            state.closed = true;
+            return Poll::Ready(Some(Handed::Deserted));
         }
         if !state
             .waker

@@ -38,8 +38,13 @@ impl Reader {
         match checked {
             Ok(Checked::Topic(incarnation)) => {
                 self.confirming_topic = false;
-                if let Some(incarnation) = incarnation {
-                    self.topic_is_gone(&incarnation);
+                match incarnation {
+                    // Deleted for certain; whether it was made again, nobody could say.
+                    None | Some(Incarnation::Present(_)) if self.topic_deleted => {
+                        self.topic_is_gone(&Incarnation::Missing);
+                    }
+                    Some(incarnation) => self.topic_is_gone(&incarnation),
+                    None => {}
                 }
             }
             Ok(Checked::TimeBound {

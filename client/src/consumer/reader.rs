@@ -35,12 +35,22 @@ use super::link::{Arrived, Event, Link};
 use super::routing::Route;
 use crate::client::Shared;
 use crate::error::{Error, ErrorKind, OffsetBounds};
-use crate::metadata::{Incarnation, Topic};
+use crate::metadata::Topic;
 use crate::net::{Backoff, until};
 use crate::trace;
 
 /// So often in a row a partition may send what can't be right before its reading stops.
 const BAD_BATCHES_MAX: u32 = 3;
+
+/// Tells the stream when the reader's task ends, however it does (even before it began): who waits
+/// for it must not wait for ever.
+struct Deserting(Arc<Buffer>);
+
+impl Drop for Deserting {
+    fn drop(&mut self) {
+        self.0.desert();
+    }
+}
 
 /// What the reader needs to know of the consumer's settings.
 pub(super) struct Plan {
@@ -108,10 +118,13 @@ pub(super) struct Reader {
     pub(super) next_follower_check: Option<Instant>,
     pub(super) checks: JoinSet<Checked>,
     pub(super) confirming_topic: bool,
+    /// Who knows for certain has said so.
+    pub(super) topic_deleted: bool,
     pub(super) sender: mpsc::UnboundedSender<Event>,
     /// Bounded by credit.
     events: mpsc::UnboundedReceiver<Event>,
     views: watch::Receiver<u64>,
+    _deserting: Deserting,
 }
 
 impl Reader {
@@ -127,6 +140,7 @@ impl Reader {
             rack: plan.rack,
             stall_timeout: plan.stall_timeout,
             prefetch_bytes: plan.prefetch_bytes,
+            _deserting: Deserting(Arc::clone(&buffer)),
             buffer,
             links: HashMap::new(),
             subscriptions: HashMap::new(),
@@ -135,6 +149,7 @@ impl Reader {
             next_follower_check: None,
             checks: JoinSet::new(),
             confirming_topic: false,
+            topic_deleted: false,
             sender,
             events,
         };
@@ -416,14 +431,10 @@ impl Reader {
                 let hint = error.leader_hint.as_ref();
                 self.shared.metadata.learn(&self.topic, number, hint);
             }
-            ErrorCode::UnknownTopic if error.authoritative => {
-                let known = self.shared.metadata.incarnation(&self.topic);
-                return self.topic_is_gone(match known {
-                    Incarnation::Recreated(_) => &known,
-                    _ => &Incarnation::Missing,
-                });
+            ErrorCode::UnknownTopic | ErrorCode::UnknownPartition => {
+                self.topic_deleted |= error.authoritative;
+                self.confirm_topic();
             }
-            ErrorCode::UnknownTopic | ErrorCode::UnknownPartition => self.confirm_topic(),
             // S18: a follower does not know; the leader is asked.
             ErrorCode::OffsetOutOfRange if !follower => {
                 if let Some(bounds) = told.bounds() {

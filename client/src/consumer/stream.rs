@@ -35,6 +35,30 @@ const BATCH_RECORDS_MAX: usize = 16 * 1024;
 ///
 /// Dropping it stops its background task and never blocks.
 ///
+/// Keys and values share the memory of what they came in, which for uncompressed batches is a message
+/// of up to 1 MiB: copy what is kept for long.
+///
+/// ```no_run
+/// use futures::StreamExt;
+/// use qute_client::{Client, OutOfRange, Position};
+///
+/// # async fn example(client: Client) -> qute_client::Result<()> {
+/// let mut records = client
+///     .consumer("flights")
+///     .start(Position::Tail(1000))
+///     .out_of_range(OutOfRange::ToStart)
+///     .open()
+///     .await?;
+/// while let Some(record) = records.next().await {
+///     match record {
+///         Ok(record) => println!("{}/{}: {:?}", record.partition, record.offset, record.value),
+///         Err(error) => eprintln!("{error}"),
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Cancel safety
 /// Polling loses nothing: a record that was not returned is returned by the next poll.
 pub struct Consumer {
@@ -112,6 +136,19 @@ impl Consumer {
     }
 
     /// A handle to pause, resume and seek, and to ask for positions and lag, from anywhere.
+    ///
+    /// ```no_run
+    /// # use qute_client::{Client, Position, Result};
+    /// # async fn example(client: Client) -> Result<()> {
+    /// let records = client.consumer("flights").open().await?;
+    /// let control = records.control();
+    /// control.pause([0])?;
+    /// control.seek(1, Position::End).await?;
+    /// println!("behind by {:?}", control.lag());
+    /// control.resume([0])?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn control(&self) -> ConsumerControl {
         ConsumerControl::new(
@@ -129,6 +166,26 @@ impl Consumer {
 
     /// The same batches, and beside them what else happens: offsets reset, partitions added,
     /// partitions read to their end, errors.
+    ///
+    /// ```no_run
+    /// # use futures::StreamExt;
+    /// # use qute_client::{Client, ConsumerEvent, Result};
+    /// # async fn example(client: Client) -> Result<()> {
+    /// let mut events = client.consumer("flights").until_end().open().await?.into_events();
+    /// while let Some(event) = events.next().await {
+    ///     match event {
+    ///         ConsumerEvent::Batch(batch) => println!("{} records", batch.records.len()),
+    ///         ConsumerEvent::Reset { partition, from, to, .. } => {
+    ///             eprintln!("{partition}: lost the records from {from} to {to}");
+    ///         }
+    ///         ConsumerEvent::End { partition, .. } => println!("{partition} is read"),
+    ///         ConsumerEvent::Failed(error) => return Err(error),
+    ///         _ => {}
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn into_events(self) -> EventConsumer {
         EventConsumer { consumer: self }
@@ -148,6 +205,12 @@ impl Consumer {
     fn step(&mut self, handed: Handed) -> Step {
         let (slot, partition, epoch, entry) = match handed {
             Handed::Added(partitions) => return Step::Added(partitions),
+            Handed::Deserted => {
+                let message =
+                    "the consumer's task ended: it panicked, or its runtime was shut down";
+                let error = Error::new(ErrorKind::Internal, message);
+                return Step::Failed(error.with_topic(&self.topic.name));
+            }
             Handed::Entry {
                 slot,
                 partition,

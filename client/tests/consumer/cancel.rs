@@ -126,3 +126,36 @@ async fn latest_lag_dropped_after_any_number_of_polls_changes_nothing() {
         return;
     }
 }
+
+#[test]
+fn consumer_whose_runtime_is_gone_says_so_and_ends() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mut consumer = runtime.block_on(async {
+        let fake = Fake::start(1, 1).await;
+        let client = fake.client().await;
+        fill(&client, 0..10).await;
+        client.consumer(TOPIC).open().await.unwrap()
+    });
+    drop(runtime);
+    futures::executor::block_on(async move {
+        let mut last = None;
+        while let Some(item) = consumer.next().await {
+            last = Some(item);
+        }
+        let error = last.unwrap().unwrap_err();
+        assert_eq!(error.kind(), qute_client::ErrorKind::Internal);
+    });
+}
+
+#[test]
+fn handles_go_where_the_program_wants_them() {
+    fn checked<T: Send + Sync + 'static>() {}
+    checked::<qute_client::Consumer>();
+    checked::<qute_client::BatchConsumer>();
+    checked::<qute_client::EventConsumer>();
+    checked::<qute_client::ConsumerControl>();
+    checked::<qute_client::ConsumerBuilder>();
+    checked::<qute_client::ConsumerEvent>();
+    fn cheap<T: Clone>() {}
+    cheap::<qute_client::ConsumerControl>();
+}

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use qute_client::{Client, Compression, ProducerConfig, Record};
-use qute_proto::batch::BatchBuilder;
+use qute_client::{Buffered, Client, Compression, ProducerConfig, Record};
+use qute_proto::batch::{BatchBuilder, ProducerStamp, RecordRef};
+use qute_proto::ids::ProducerId;
 
 use super::fake::{Fake, TOPIC};
 use super::{next, until};
@@ -72,78 +73,78 @@ async fn consumer_memory_is_bounded_by_credit() {
     assert!(overdraft < 64 * 1024, "one batch at most: {overdraft}");
 }
 
-const ZEROS: usize = 4 * 1024 * 1024 - 4096;
+const DECOMPRESSED: usize = 4 * 1024 * 1024 - 4096;
 
-/// A batch of a few hundred bytes that holds almost 4 MiB.
-pub fn tight_batch() -> Bytes {
+/// A batch of almost 4 MiB that is about `compressed` bytes on the wire.
+fn tight_batch(compressed: usize) -> Bytes {
     let mut builder = BatchBuilder::new(usize::MAX);
-    let value = vec![0; ZEROS / 4];
+    let mut value = vec![0; DECOMPRESSED / 4];
+    let mut state = 1u64;
+    for byte in &mut value[..compressed] {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        *byte = (state >> 56) as u8;
+    }
     for _ in 0..4 {
-        builder
-            .push(&qute_proto::batch::RecordRef {
-                timestamp_ms: 1,
-                key: None,
-                value: Some(&value),
-                headers: &[],
-            })
-            .unwrap();
+        let record = RecordRef {
+            timestamp_ms: 1,
+            key: None,
+            value: Some(&value),
+            headers: &[],
+        };
+        builder.push(&record).unwrap();
+        value.fill(0);
     }
     let batch = builder.finish(Compression::Zstd).unwrap();
-    let stamp = qute_proto::batch::ProducerStamp {
-        producer_id: qute_proto::ids::ProducerId(0),
+    let stamp = ProducerStamp {
+        producer_id: ProducerId(0),
         epoch: 0,
         base_sequence: 0,
     };
     let batch = batch.seal(stamp);
-    assert!(batch.len() < 4096, "{}", batch.len());
+    assert!(batch.len() < compressed + 4096, "{}", batch.len());
     batch
 }
 
 #[tokio::test]
 async fn prefetch_counts_batches_as_they_will_be_once_decompressed() {
-    const PARTITIONS: usize = 16;
-    const BATCHES: usize = 6;
+    const PARTITIONS: usize = 8;
+    const BATCHES: usize = PARTITIONS * 8;
     let fake = Fake::start(1, PARTITIONS).await;
-    let batch = tight_batch();
-    // One plain batch in front, so that more than the first credit is out before it is known how
-    // tight the others are: a bad case.
+    let batch = tight_batch(16 * 1024);
     fake.change(|state| {
-        for partition in 0..PARTITIONS {
-            for _ in 0..BATCHES {
-                state.partition(partition).push(batch.clone());
-            }
+        for number in 0..BATCHES {
+            state.partition(number % PARTITIONS).push(batch.clone());
         }
     });
     let client = fake.client().await;
-    let prefetch = 8 * 1024 * 1024;
+    let prefetch = 2 * DECOMPRESSED;
     let consumer = client.consumer(TOPIC).prefetch_bytes(prefetch).until_end();
     let mut consumer = consumer.open().await.unwrap();
     let control = consumer.control();
-    let mut count = 0;
-    let mut later_max = 0;
-    while let Some(record) = consumer.next().await {
-        record.unwrap();
-        count += 1;
+    // What the first credit brings (256 KiB), before it is known how tight the batches are.
+    let first = 256 * 1024 / batch.len() + 1;
+    for records in 1..=BATCHES * 4 {
+        next(&mut consumer).await.unwrap();
+        // Whatever could come meanwhile has come.
+        tokio::task::yield_now().await;
         let buffered = control.buffered();
-        assert!(buffered.decompressed_bytes <= ZEROS + 4096, "one batch");
-        assert!(buffered.bytes <= PARTITIONS * BATCHES * batch.len());
-        // Once what the first credit brought is taken, no more than the prefetch and a batch.
-        if buffered.uncompressed_bytes <= prefetch {
-            later_max = 1;
-        } else if later_max > 0 {
-            later_max = later_max.max(buffered.uncompressed_bytes);
-        }
+        assert!(buffered.decompressed_bytes <= DECOMPRESSED + 4096);
+        assert!(buffered.bytes <= first * batch.len());
+        let taken = records.div_ceil(4);
+        let fetched = fake.state.lock().fetched_bytes / batch.len();
+        // The batch in hand counts as well.
+        assert!(fetched <= first.max(taken + 3), "{fetched} at {taken}");
     }
-    assert_eq!(count, PARTITIONS * BATCHES * 4);
-    assert!(later_max > 0, "the prefetch was kept to");
-    assert!(later_max <= prefetch + ZEROS + 4096, "{later_max}");
-    assert_eq!(control.buffered(), qute_client::Buffered::default());
+    assert!(consumer.next().await.is_none());
+    assert_eq!(control.buffered(), Buffered::default());
 }
 
 #[tokio::test]
 async fn batch_larger_than_the_prefetch_is_read_all_the_same() {
     let fake = Fake::start(1, 2).await;
-    let batch = tight_batch();
+    let batch = tight_batch(0);
     fake.change(|state| {
         for partition in [0, 0, 0, 1] {
             state.partition(partition).push(batch.clone());
@@ -191,7 +192,7 @@ async fn dropped_consumer_leaves_no_stream_and_no_memory_behind() {
     drop(consumer);
     until(&fake, "no stream", |state| state.fetch.sessions == 0).await;
     tokio::time::timeout(Duration::from_secs(10), async {
-        while control.buffered() != qute_client::Buffered::default() {
+        while control.buffered() != Buffered::default() {
             tokio::task::yield_now().await;
         }
     })

@@ -271,15 +271,10 @@ async fn leader_that_never_answers_is_asked_again() {
     fake.change(|state| state.fetch.frozen.insert(1));
     let consumer = client.consumer(TOPIC).start(Position::Offset(0));
     let mut consumer = consumer.open().await.unwrap();
-    let asked_twice = async {
-        while brokers(&fake, 0).len() < 2 {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::select! {
-        () = asked_twice => {}
-        record = consumer.next() => panic!("{record:?}"),
-    }
+    until(&fake, "asked twice", |state| {
+        state.fetch.of_partition(0).len() >= 2
+    })
+    .await;
     fake.change(|state| state.fetch.frozen.clear());
     assert_eq!(next(&mut consumer).await.unwrap().offset, 0);
 }

@@ -111,11 +111,12 @@ async fn added_partitions_concern_neither_chosen_ones_nor_an_end_seen_before() {
     let batch = fake.state.lock().partition(0).batches[0].1.clone();
     grow(&fake, 4, |partition| partition.push(batch.clone()));
     let reading = async {
-        assert_eq!(chosen.count().await, 2);
-        assert_eq!(ending.count().await, 100);
         while control.positions().len() < 4 {
             tokio::task::yield_now().await;
         }
+        assert_eq!(chosen.count().await, 2);
+        assert_eq!(ending.positions().len(), 2);
+        assert_eq!(ending.count().await, 100);
         control.resume([0]).unwrap();
         assert_eq!(all.count().await, 4);
     };
@@ -138,6 +139,22 @@ async fn deleted_topic_ends_with_unknown_topic_after_what_was_fetched() {
         assert_eq!(error.kind(), ErrorKind::UnknownTopic);
         assert!(error.partition().is_some());
     }
+    assert!(consumer.next().await.is_none());
+}
+
+#[tokio::test]
+async fn topic_deleted_for_certain_while_no_controller_answers_ends_all_the_same() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    write(&client, 0, 0).await;
+    let mut consumer = client.consumer(TOPIC).open().await.unwrap();
+    next(&mut consumer).await.unwrap();
+    fake.change(|state| {
+        state.controller = 9;
+        state.fetch.topic_gone = true;
+    });
+    let error = next(&mut consumer).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnknownTopic);
     assert!(consumer.next().await.is_none());
 }
 

@@ -36,6 +36,8 @@ pub struct Script {
     pub subscribed: Vec<(u64, v1::Subscribe)>,
     /// Bytes of batches sent, by broker.
     pub sent_bytes: HashMap<u64, usize>,
+    /// Every subscription ends with the word that the topic is gone for good.
+    pub topic_gone: bool,
 }
 
 impl Script {
@@ -156,6 +158,12 @@ impl Session {
         state: &mut State,
         subscribe: &v1::Subscribe,
     ) -> Option<Result<u64, v1::Error>> {
+        if state.fetch.topic_gone {
+            return Some(Err(v1::Error {
+                authoritative: true,
+                ..error(ErrorCode::UnknownTopic)
+            }));
+        }
         let follower = state.fetch.followers.get(&self.endpoint.broker).cloned();
         let Some(partition) = state.find(&subscribe.topic_id, subscribe.partition) else {
             return Some(Err(error(ErrorCode::UnknownTopic)));
