@@ -22,6 +22,7 @@ use tracing::error;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::record::{ConsumedRecord, Record, RecordMetadata};
+use crate::trace;
 
 /// Why a hook refuses a record; any error of the program's.
 pub type HookError = Box<dyn std::error::Error + Send + Sync>;
@@ -103,7 +104,7 @@ impl Hooks {
             // It runs where all records of the partition have their fate decided: theirs must not
             // hang on it.
             if catch_unwind(AssertUnwindSafe(|| hook.after_send(fate))).is_err() {
-                error!("a hook panicked after a record was sent");
+                error!(target: trace::PRODUCE, "a hook panicked after a record was sent");
             }
         }
     }

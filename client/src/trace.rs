@@ -1,6 +1,6 @@
 //! Names of the client's `tracing` spans and events, stable across versions.
 //!
-//! All are at level `DEBUG` or finer (what needs a person is `WARN`), so that a program that does
+//! All are at level `DEBUG` or finer (what needs a person is at `WARN` or `ERROR`), so that a program that does
 //! not ask for them pays one check of a flag. `RUST_LOG=qute_client=debug` shows all of them,
 //! `qute_client::produce=debug` those of one target.
 //!

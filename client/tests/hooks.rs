@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fake::{Fake, Produce, TOPIC, error};
-use futures::{StreamExt, TryStreamExt};
+use futures::{SinkExt, StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 use qute_client::{
     Client, ClientConfig, ConsumedRecord, ErrorKind, HookError, Interceptor, Outcome,
@@ -111,6 +111,29 @@ async fn hooks_of_client_and_handles_run_in_order_and_in_reverse() {
     let records: Vec<_> = reading.open().await.unwrap().try_collect().await.unwrap();
     assert_eq!(records.len(), 1);
     assert_eq!(text(&records[0].value), "a");
+}
+
+#[tokio::test]
+async fn records_of_sinks_reservations_and_typed_producers_meet_each_hook_once() {
+    let fake = Fake::start(1, 1).await;
+    let log = Log::default();
+    let client = client_with(&fake, vec![Marker::new("c", &log)]).await;
+    let producer = client.producer(ProducerConfig::default()).unwrap();
+    let mut sink = producer.sink();
+    // The first waits for the topic's metadata, the second does not.
+    sink.feed(record("a")).await.unwrap();
+    sink.feed(record("b")).await.unwrap();
+    let error = sink.feed(record("unsendable")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Intercepted);
+    sink.flush().await.unwrap();
+    let mut room = producer.reserve(1000).await.unwrap();
+    let error = room.enqueue(record("unsendable")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Intercepted);
+    room.enqueue(record("d")).unwrap().await.unwrap();
+    let typed = producer.typed(TOPIC, qute_client::Utf8Codec);
+    typed.send(None, &"e".to_owned()).await.unwrap();
+    assert_eq!(fake.values(0), ["a<c", "b<c", "d<c", "e<c"]);
+    assert_eq!(log.lock().len(), 4, "one fate for each taken in");
 }
 
 #[tokio::test]
