@@ -11,11 +11,12 @@ mod fake;
 
 use std::time::Duration;
 
-use fake::{Fake, Produce, TOPIC, not_leader};
+use fake::{Fake, Produce, TOPIC, error, not_leader};
 use futures::future::join_all;
 use qute_client::{
     Client, ClientConfig, ErrorKind, OffsetSpec, Outcome, Producer, ProducerConfig, Record,
 };
+use qute_proto::v1::ErrorCode;
 
 fn record() -> Record {
     Record::to(TOPIC).key("k").value("x")
@@ -114,6 +115,22 @@ async fn hint_to_an_unknown_broker_with_its_address_is_obeyed() {
     let producer = producer(&fake).await;
     producer.send(record()).await.unwrap();
     assert!(asked(&fake).starts_with(&[1]) && asked(&fake).ends_with(&[2]));
+}
+
+#[tokio::test]
+async fn leader_that_is_cut_off_and_calls_all_others_dead_is_left_though_it_answers() {
+    let fake = Fake::start(2, 1).await;
+    fake.isolate(1);
+    fake.state.lock().partition(0).leader = (2, 6);
+    fake.on_produce(|broker, _| match broker {
+        1 => Produce::Refuse(error(ErrorCode::NotReady)),
+        _ => Produce::Serve,
+    });
+    // By its word everybody else is dead.
+    let client = fake.client_by(1).await;
+    let producer = client.producer(ProducerConfig::default()).unwrap();
+    producer.send(record()).await.unwrap();
+    assert_eq!(asked(&fake).last(), Some(&2));
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -48,6 +49,8 @@ pub(crate) struct MetadataCache {
     /// The broker that pushes.
     watched: Mutex<Option<Address>>,
     heard_at: Mutex<Instant>,
+    /// Whether the next refresh believes what the view says of brokers' health.
+    hearsay: AtomicBool,
     /// Brokers that the next refresh asks last.
     doubted: Mutex<BTreeSet<BrokerId>>,
 }
@@ -93,6 +96,7 @@ impl MetadataCache {
             watch_doubted: Notify::new(),
             watched: Mutex::default(),
             heard_at: Mutex::new(Instant::now()),
+            hearsay: AtomicBool::new(true),
             doubted: Mutex::default(),
         }
     }
@@ -175,7 +179,7 @@ impl MetadataCache {
     /// others answers with an old view, so none is asked first for ever. Brokers believed dead
     /// and the bootstrap list come last.
     pub(crate) fn endpoints(&self) -> Vec<Address> {
-        let mut classes = self.classes(&BTreeSet::new());
+        let mut classes = self.classes(&BTreeSet::new(), true);
         for class in &mut classes {
             class.shuffle(&mut rand::rng());
         }
@@ -185,7 +189,9 @@ impl MetadataCache {
     /// The addresses by preference: brokers that seem well, those believed dead or that have failed
     /// again and again, the doubted ones (whose word it is that others are dead, nobody knows), and
     /// the bootstrap list, whose names are resolved anew and lead on when all brokers have moved.
-    fn classes(&self, doubted: &BTreeSet<BrokerId>) -> Vec<Vec<Address>> {
+    /// Without `hearsay` those believed dead count as well: a broker that is cut off from the others
+    /// calls them dead, and would be the only one that is ever asked.
+    fn classes(&self, doubted: &BTreeSet<BrokerId>, hearsay: bool) -> Vec<Vec<Address>> {
         let view = self.view.load();
         let mut classes = vec![Vec::new(); 4];
         let mut add = |class: usize, address: Address| {
@@ -199,10 +205,11 @@ impl MetadataCache {
             if broker.address.is_empty() {
                 continue;
             }
-            let ill = matches!(
-                broker.state,
-                v1::BrokerState::Dead | v1::BrokerState::Suspect
-            );
+            let ill = hearsay
+                && matches!(
+                    broker.state,
+                    v1::BrokerState::Dead | v1::BrokerState::Suspect
+                );
             let class = if doubted.contains(&broker.id) {
                 2
             } else {
@@ -226,7 +233,8 @@ impl MetadataCache {
             if self.view.load().cluster_id.is_some() {
                 return Ok(());
             }
-            self.take_any(BTreeSet::new(), 0, deadline, true).await
+            self.take_any(BTreeSet::new(), true, 0, deadline, true)
+                .await
         };
         match timeout_at(deadline, self.first.run(first)).await {
             Ok(result) => result,
@@ -246,7 +254,9 @@ impl MetadataCache {
     async fn refresh_now(&self) -> Result<()> {
         let deadline = Instant::now() + REFRESH_TIMEOUT;
         let doubted = std::mem::take(&mut *self.doubted.lock());
-        self.take_any(doubted, 0, deadline, false).await
+        // Every other time.
+        let hearsay = self.hearsay.fetch_not(Ordering::Relaxed);
+        self.take_any(doubted, hearsay, 0, deadline, false).await
     }
 
     /// Has the view refreshed in the background; whoever asks sees it by [`Self::subscribe`].
@@ -288,7 +298,7 @@ impl MetadataCache {
         if self.view.load().cluster_index >= cluster_index {
             return Ok(());
         }
-        self.take_any(BTreeSet::new(), cluster_index, deadline, true)
+        self.take_any(BTreeSet::new(), true, cluster_index, deadline, true)
             .await
             .map_err(|error| match error.kind() {
                 ErrorKind::NotReady => Error::new(
@@ -304,11 +314,12 @@ impl MetadataCache {
     async fn take_any(
         &self,
         doubted: BTreeSet<BrokerId>,
+        hearsay: bool,
         min_cluster_index: u64,
         deadline: Instant,
         patient: bool,
     ) -> Result<()> {
-        let endpoints = || self.classes(&doubted);
+        let endpoints = || self.classes(&doubted, hearsay);
         let ask = |address: Address| -> BoxFuture<'_, Result<()>> {
             let request = v1::MetadataRequest {
                 min_cluster_index,
@@ -353,7 +364,7 @@ impl MetadataCache {
             topics,
             authoritative: false,
         };
-        let endpoints = || self.classes(&BTreeSet::new());
+        let endpoints = || self.classes(&BTreeSet::new(), true);
         let ask = |address: Address| -> BoxFuture<'_, Result<v1::MetadataResponse>> {
             let request = request.clone();
             Box::pin(async move {

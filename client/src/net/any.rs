@@ -94,7 +94,9 @@ impl<'a, T: 'a> Service<Question<'a, T>> for Round {
 }
 
 /// Of two drawn from what is left of a class the less loaded comes next: as good as the least loaded
-/// of all where many clients choose by what each of them sees, and without the herd.
+/// of all where many clients choose by what each of them sees, and without the herd. Both draws may
+/// be the same one, so that even of two the slower one comes first at times: the fastest may be the
+/// one with the old view.
 fn least_loaded_of_two(
     classes: Vec<Vec<Address>>,
     load: impl Fn(&Address) -> f64,
@@ -104,7 +106,7 @@ fn least_loaded_of_two(
     for mut class in classes {
         while class.len() > 1 {
             let first = rng.random_range(0..class.len());
-            let second = (first + rng.random_range(1..class.len())) % class.len();
+            let second = rng.random_range(0..class.len());
             let cost = |at: usize| class.get(at).map_or(f64::INFINITY, &load);
             let chosen = if cost(second) < cost(first) {
                 second
@@ -170,21 +172,22 @@ mod tests {
     }
 
     #[test]
-    fn least_loaded_of_two_leaves_the_busiest_for_last_and_keeps_classes_apart() {
+    fn least_loaded_of_two_prefers_the_idle_starves_nobody_and_keeps_classes_apart() {
         let load = |address: &Address| match &**address {
             "busy" => 9.0,
             _ => 1.0,
         };
-        let mut firsts = std::collections::BTreeSet::new();
-        for seed in 0..200 {
+        let mut firsts = std::collections::BTreeMap::new();
+        for seed in 0..900 {
             let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
             let classes = vec![addresses(&["busy", "a", "b"]), addresses(&["last"])];
             let order = least_loaded_of_two(classes, load, &mut rng);
-            assert_eq!(&*order[2], "busy", "seed {seed}");
             assert_eq!(&*order[3], "last", "seed {seed}");
-            firsts.insert(order[0].to_string());
+            *firsts.entry(order[0].to_string()).or_insert(0) += 1;
         }
-        assert_eq!(firsts.len(), 2, "equals are asked in turn");
+        // A ninth: both draws.
+        assert!((50..150).contains(&firsts["busy"]), "{firsts:?}");
+        assert!(firsts["a"] > 300 && firsts["b"] > 300, "{firsts:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -243,7 +243,6 @@ fn leader_of<'a>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use qute_proto::ids::{BrokerId, ClusterId};
@@ -370,6 +369,53 @@ mod tests {
     }
 
     #[test]
+    fn route_without_a_leader_for_five_seconds_asks_nobody_and_goes_as_soon_as_there_is_one() {
+        let start = Instant::now();
+        let budget = Budget::new(start);
+        let mut route = route();
+        assert_eq!(go(&mut route, &view(1, 5)), Some(1));
+        let (mut now, mut looks) = (start, 0);
+        route.fail(&view(0, 0), &topic(), 0, retry(now, &budget));
+        while now < start + Duration::from_secs(5) {
+            now = route.due().unwrap();
+            assert!(route.on_time(now));
+            assert_eq!(go(&mut route, &view(0, 0)), None);
+            looks += 1;
+            route.wait(None, retry(now, &budget));
+            assert_eq!(route.on_view(&view(0, 0), &topic(), 0), (false, None));
+        }
+        assert!(looks < 40, "{looks} times metadata was asked for");
+        // In the middle of a pause.
+        assert_eq!(route.on_view(&view(2, 6), &topic(), 0), (true, None));
+        assert_eq!(go(&mut route, &view(2, 6)), Some(2));
+    }
+
+    #[test]
+    fn route_between_two_brokers_that_name_each_other_stays_with_the_epoch_that_is_known() {
+        let start = Instant::now();
+        let budget = Budget::new(start);
+        let mut route = route();
+        let mut known = view(1, 5);
+        let (mut now, mut requests) = (start, 0);
+        while now < start + Duration::from_secs(10) {
+            assert_eq!(go(&mut route, &known), Some(1), "never to the other one");
+            requests += 1;
+            let hint = v1::LeaderHint {
+                broker_id: 2,
+                leader_epoch: 5,
+                address: "h2:1".to_owned(),
+            };
+            if let Some(obeyed) = known.with_hint("t", topic().id, 0, &hint) {
+                known = obeyed;
+            }
+            route.fail(&known, &topic(), 0, retry(now, &budget));
+            now = route.due().unwrap();
+            assert!(route.on_time(now));
+        }
+        assert!(requests < 60, "{requests}");
+    }
+
+    #[test]
     fn route_without_budget_pauses_longer() {
         let now = Instant::now();
         let budget = Budget::new(now);
@@ -427,6 +473,5 @@ mod tests {
         };
         let next = route.find(&view(1, 5), &other, 0, |_| None);
         assert_eq!(next, Next::TopicMissing);
-        let _ = Arc::new(next);
     }
 }
