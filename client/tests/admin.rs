@@ -205,6 +205,20 @@ async fn describe_topic_gives_leaders_and_offsets_and_deleted_ones_are_unknown()
 }
 
 #[tokio::test]
+async fn s28_delete_made_again_leaves_the_next_incarnation_alone() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    let id = |fake: &Fake| fake.state.lock().topics.get(TOPIC).map(|(id, _)| *id);
+    let before = id(&fake);
+    fake.state.lock().recreate_after_delete = true;
+    client.delete_topic(TOPIC).await.unwrap();
+    let after = id(&fake);
+    assert!(after.is_some() && after != before);
+    let seen = client.describe_topic(TOPIC).await.unwrap();
+    assert_eq!(Some(seen.id), after);
+}
+
+#[tokio::test]
 async fn cluster_info_takes_one_round_whoever_is_silent() {
     let fake = Fake::start(2, 1).await;
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -330,6 +330,7 @@ async fn three_brokers_form_create_restart_with_other_ports_and_delete() {
     trio.at_leader(async |mut client| {
         let request = DeleteTopicRequest {
             name: "t".to_owned(),
+            ..Default::default()
         };
         match client
             .delete_topic(request)
@@ -521,6 +522,7 @@ async fn cluster_of_one_answers_typed_errors_and_pushes_changes() {
     let mut client = node.client().await;
     let request = DeleteTopicRequest {
         name: "unknown".to_owned(),
+        ..Default::default()
     };
     let error = client
         .delete_topic(request)

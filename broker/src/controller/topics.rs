@@ -139,29 +139,11 @@ pub async fn add_partitions(
 ) -> Result<(Arc<Topic>, u64), v1::Error> {
     topic::check_name(&request.name)
         .map_err(|problem| error(ErrorCode::InvalidTopicName, problem.to_string()))?;
-    let wanted_id = match request.topic_id.as_ref() {
-        [] => None,
-        bytes => match TopicId::from_wire(bytes) {
-            Some(id) => Some(id),
-            None => {
-                let text = format!("a topic id has 16 bytes, not {}", bytes.len());
-                return Err(error(ErrorCode::InvalidArgument, text));
-            }
-        },
-    };
+    let wanted_id = wanted_incarnation(&request.topic_id)?;
     placement::check(request.partitions, 1).map_err(refused)?;
     proposer.confirm().await?;
     let now = Arc::clone(&view.borrow_and_update());
-    let Some(topic) = now.topics.get(&request.name) else {
-        let text = format!("topic `{}` does not exist", request.name);
-        return Err(unknown(text));
-    };
-    if wanted_id.is_some_and(|id| id != topic.id) {
-        return Err(unknown(format!(
-            "topic `{}` was deleted and made again: it has another id now",
-            request.name
-        )));
-    }
+    let topic = &incarnation(&now, &request.name, wanted_id)?;
     let present = u32::try_from(topic.partitions.len()).unwrap_or(u32::MAX);
     placement::check_growth(&topic.name, present, request.partitions)
         .map_err(|text| error(ErrorCode::InvalidArgument, text))?;
@@ -190,7 +172,37 @@ pub async fn add_partitions(
     Ok((grown, decided.index))
 }
 
-/// Deletes a topic; the decision is committed on return, the files go soon after.
+/// The incarnation that a request names; `None`: whichever there is.
+fn wanted_incarnation(wire: &[u8]) -> Result<Option<TopicId>, v1::Error> {
+    if wire.is_empty() {
+        return Ok(None);
+    }
+    let id = TopicId::from_wire(wire).ok_or_else(|| {
+        let text = format!("a topic id has 16 bytes, not {}", wire.len());
+        error(ErrorCode::InvalidArgument, text)
+    })?;
+    Ok(Some(id))
+}
+
+/// The topic of that name, if it is the incarnation wanted (S28).
+fn incarnation(
+    view: &ClusterView,
+    name: &str,
+    wanted: Option<TopicId>,
+) -> Result<Arc<Topic>, v1::Error> {
+    let Some(topic) = view.topics.get(name) else {
+        return Err(unknown(format!("topic `{name}` does not exist")));
+    };
+    if wanted.is_some_and(|id| id != topic.id) {
+        return Err(unknown(format!(
+            "topic `{name}` was deleted and made again: it has another id now"
+        )));
+    }
+    Ok(Arc::clone(topic))
+}
+
+/// Deletes a topic; the decision is committed on return, the files go soon after. S28: with an
+/// incarnation named, no other is touched, however often the call is made.
 ///
 /// # Errors
 /// Typed; `UNKNOWN_TOPIC` from here is final.
@@ -204,11 +216,9 @@ pub async fn delete(
 ) -> Result<u64, v1::Error> {
     topic::check_name(&request.name)
         .map_err(|problem| error(ErrorCode::InvalidTopicName, problem.to_string()))?;
+    let wanted = wanted_incarnation(&request.topic_id)?;
     proposer.confirm().await?;
-    let topic = view.borrow_and_update().topics.get(&request.name).cloned();
-    let Some(topic) = topic else {
-        return Err(unknown(format!("topic `{}` does not exist", request.name)));
-    };
+    let topic = incarnation(&view.borrow_and_update(), &request.name, wanted)?;
     let command = encode(Command::DeleteTopic(DeleteTopicCommand {
         name: topic.name.clone(),
         topic_id: topic.id.to_wire(),

@@ -1,6 +1,7 @@
 //! Create, grow, list, describe and delete topics.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::client::{Client, Shared};
 use crate::error::{Error, ErrorKind, Result};
-use crate::metadata::ControllerRoute;
+use crate::metadata::{ControllerRoute, Topic};
 use crate::net::{Address, Backoff, CallError, Lane, cluster_client};
 
 /// How long `describe` waits for offsets of partitions whose leader does not answer.
@@ -96,13 +97,7 @@ impl Client {
     pub async fn add_partitions(&self, name: &str, partitions: u32) -> Result<TopicDescription> {
         check_name(name).map_err(|error| Error::topic_name(&error))?;
         let deadline = Instant::now() + self.shared.config.call_timeout;
-        // Which incarnation: by the controller's word, as what is known here may be an older one.
-        self.shared.metadata.first_view(deadline).await?;
-        self.shared.metadata.ask_controller(deadline).await?;
-        let Some(topic) = self.shared.metadata.known_topic(name) else {
-            let error = Error::new(ErrorKind::UnknownTopic, "the topic does not exist");
-            return Err(error.with_topic(&name.into()));
-        };
+        let topic = self.incarnation(name, deadline).await?;
         let request = v1::AddPartitionsRequest {
             name: name.to_owned(),
             partitions,
@@ -199,8 +194,10 @@ impl Client {
     pub async fn delete_topic(&self, name: &str) -> Result<()> {
         check_name(name).map_err(|error| Error::topic_name(&error))?;
         let deadline = Instant::now() + self.shared.config.call_timeout;
+        let topic = self.incarnation(name, deadline).await?;
         let request = v1::DeleteTopicRequest {
             name: name.to_owned(),
+            topic_id: topic.id.to_wire(),
         };
         let call = |mut client: ClusterClient<Channel>| {
             let request = request.clone();
@@ -212,10 +209,22 @@ impl Client {
             Err(Refused {
                 error,
                 doubtful: true,
-            }) if error.kind() == ErrorKind::UnknownTopic => 0,
+            }) if error.kind() == ErrorKind::UnknownTopic => {
+                return self.shared.metadata.ask_controller(deadline).await;
+            }
             Err(Refused { error, .. }) => return Err(error.with_topic(&name.into())),
         };
         self.shared.metadata.refresh_to(index, deadline).await
+    }
+
+    /// Which incarnation a name means now, by the controller's word: what is known here may be an
+    /// older one. A change is then for this one only, however often it is asked for (S28).
+    async fn incarnation(&self, name: &str, deadline: Instant) -> Result<Arc<Topic>> {
+        self.shared.metadata.first_view(deadline).await?;
+        self.shared.metadata.ask_controller(deadline).await?;
+        self.shared.metadata.known_topic(name).ok_or_else(|| {
+            Error::new(ErrorKind::UnknownTopic, "the topic does not exist").with_topic(&name.into())
+        })
     }
 
     /// The view of any broker that is not older than ours (S28).

@@ -96,6 +96,8 @@ pub struct State {
     pub fetch_overdraft: i64,
     /// Create calls: write the topic, then fail the call.
     pub cut_create: bool,
+    /// Delete calls: delete the topic, somebody makes it again at once, and the call fails.
+    pub recreate_after_delete: bool,
     /// How many create calls there were.
     pub creates: usize,
     /// Who leads created topics, and since which epoch.
@@ -174,6 +176,7 @@ impl Fake {
             cut_fetch_after: None,
             fetch_overdraft: 0,
             cut_create: false,
+            recreate_after_delete: false,
             creates: 0,
             created_leader: (1, 1),
             faults: BTreeMap::new(),
@@ -761,10 +764,19 @@ impl Cluster for Endpoint {
         &self,
         request: Request<v1::DeleteTopicRequest>,
     ) -> Result<Response<v1::DeleteTopicResponse>, Status> {
-        let name = request.into_inner().name;
+        let v1::DeleteTopicRequest { name, topic_id } = request.into_inner();
         self.fake.change(|state| {
             state.cluster_index += 1;
-            let gone = state.topics.remove(&name);
+            let wanted = |id: &TopicId| topic_id.is_empty() || id.to_wire() == topic_id;
+            let found = state.topics.get(&name).is_some_and(|(id, _)| wanted(id));
+            let gone = found.then(|| state.topics.remove(&name)).flatten();
+            if let Some((_, partitions)) = &gone
+                && std::mem::take(&mut state.recreate_after_delete)
+            {
+                let again = (TopicId::random(), partitions.clone());
+                state.topics.insert(name, again);
+                return Err(Status::unavailable("cut"));
+            }
             let error = gone.is_none().then(|| v1::Error {
                 authoritative: true,
                 ..error(ErrorCode::UnknownTopic)

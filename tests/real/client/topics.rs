@@ -193,7 +193,10 @@ async fn make_again(rig: &Rig) -> Result<()> {
     let address = format!("http://{}", rig.cluster.nodes[0].address());
     let mut direct = ClusterClient::connect(address).await?;
     let name = TOPIC.to_owned();
-    let delete = DeleteTopicRequest { name: name.clone() };
+    let delete = DeleteTopicRequest {
+        name: name.clone(),
+        ..Default::default()
+    };
     let deleted = direct.delete_topic(delete).await?.into_inner();
     ensure!(deleted.error.is_none(), "{deleted:?}");
     let create = CreateTopicRequest {

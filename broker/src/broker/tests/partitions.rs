@@ -148,11 +148,26 @@ async fn writes_to_a_topic_made_again_are_told_so_finally_by_every_broker() {
     let leader = cluster.controller_seen_by(0).unwrap();
     let request = DeleteTopicRequest {
         name: "t".to_owned(),
+        ..Default::default()
     };
     let mut admin = cluster.admin(leader).await;
     let deleted = admin.delete_topic(request).await.unwrap().into_inner();
     assert!(deleted.error.is_none());
     assert_ne!(cluster.create_topic("t", 1).await.topic_id, old);
+    // S28: a delete made again means the one that is gone.
+    let request = DeleteTopicRequest {
+        name: "t".to_owned(),
+        topic_id: old.clone(),
+    };
+    let refused = admin
+        .delete_topic(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .error;
+    let refused = refused.unwrap();
+    assert_eq!(refused.code(), ErrorCode::UnknownTopic);
+    assert!(refused.authoritative && refused.message.contains("made again"));
     for at in 0..3 {
         // Until its replica is gone a broker may say that it does not lead, or does not serve.
         let end = tokio::time::Instant::now() + LONG;
