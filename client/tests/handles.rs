@@ -56,6 +56,8 @@ fn public_futures_are_send(client: &Client, producer: Producer, control: &Consum
     sent(client.cluster_info());
     sent(client.brokers());
     sent(client.list_offsets("t", &[(0, OffsetSpec::End)]));
+    sent(client.list_offsets_many(&[]));
+    sent(client.wait_for_index(1));
     sent(client.consumer("t").open());
     sent(producer.send(Record::to("t")));
     sent(producer.enqueue(Record::to("t")));
