@@ -11,8 +11,9 @@
 //!
 //! A failure is one of the connection (refused, reset, silent), never a typed refusal: a broker that
 //! refuses is alive. A silence costs its caller seconds, so one is enough to open. While half-open,
-//! one caller probes and the others are refused; a probe that nobody ever reports on gives its
-//! place up after a time.
+//! one caller probes and the others are refused; they look again after a moment, since the probe may
+//! have closed it long before its time is over. A probe that nobody ever reports on gives its place
+//! up after a time.
 //!
 //! Pure: time and the draw are given.
 
@@ -81,7 +82,9 @@ impl Breaker {
         match self.state {
             State::Closed { .. } => Admission::Go,
             State::Open { until } if now < until => Admission::Refused(until),
-            State::HalfOpen { probe_until } if now < probe_until => Admission::Refused(probe_until),
+            State::HalfOpen { probe_until } if now < probe_until => {
+                Admission::Refused(look_again(now, probe_until))
+            }
             State::Open { .. } | State::HalfOpen { .. } => {
                 self.state = State::HalfOpen {
                     probe_until: now + probe_limit,
@@ -122,12 +125,12 @@ impl Breaker {
         true
     }
 
-    /// Until when calls are refused at present.
+    /// Until when calls are refused at present; while a probe is under way, when to look again.
     pub(crate) fn refused_until(&self, now: Instant) -> Option<Instant> {
         let until = match self.state {
             State::Closed { .. } => return None,
             State::Open { until } => until,
-            State::HalfOpen { probe_until } => probe_until,
+            State::HalfOpen { probe_until } => look_again(now, probe_until),
         };
         (now < until).then_some(until)
     }
@@ -136,6 +139,11 @@ impl Breaker {
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed { .. })
     }
+}
+
+/// While a probe is under way: nobody is woken by its success, so nobody waits for its whole limit.
+fn look_again(now: Instant, probe_until: Instant) -> Instant {
+    probe_until.min(now + OPEN_MIN)
 }
 
 #[cfg(test)]
@@ -177,7 +185,7 @@ mod tests {
         let then = now + OPEN_MIN;
         assert_eq!(breaker.admit(then, PROBE), Admission::Probe);
         let refused: Vec<_> = (0..9).map(|_| breaker.admit(then, PROBE)).collect();
-        assert_eq!(refused, [Admission::Refused(then + PROBE); 9]);
+        assert_eq!(refused, [Admission::Refused(then + OPEN_MIN); 9]);
         breaker.succeeded();
         assert_eq!(breaker.admit(then, PROBE), Admission::Go);
         assert!(!breaker.failed(Failure::Told, then, 1.0), "counts anew");
@@ -207,6 +215,21 @@ mod tests {
         assert_eq!(breaker.admit(now + OPEN_MIN, PROBE), Admission::Probe);
         let later = now + OPEN_MIN + PROBE;
         assert_eq!(breaker.admit(later, PROBE), Admission::Probe);
+    }
+
+    #[test]
+    fn breaker_half_open_is_looked_at_again_soon_and_lets_go_once_the_probe_has_succeeded() {
+        let now = Instant::now();
+        let mut breaker = opened(now);
+        let then = now + OPEN_MIN;
+        assert_eq!(breaker.admit(then, PROBE), Admission::Probe);
+        assert_eq!(breaker.refused_until(then), Some(then + OPEN_MIN));
+        // Never beyond the time at which the probe's place is free.
+        let late = then + PROBE - Duration::from_millis(1);
+        assert_eq!(breaker.refused_until(late), Some(then + PROBE));
+        assert_eq!(breaker.admit(late, PROBE), Admission::Refused(then + PROBE));
+        breaker.succeeded();
+        assert_eq!(breaker.refused_until(then + OPEN_MIN), None);
     }
 
     #[test]

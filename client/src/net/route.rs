@@ -416,6 +416,39 @@ mod tests {
     }
 
     #[test]
+    fn route_to_a_broker_that_is_being_probed_goes_soon_after_the_probe_has_succeeded() {
+        use super::super::breaker::{Admission, Breaker, Failure};
+        let start = Instant::now();
+        let budget = Budget::new(start);
+        let mut breaker = Breaker::default();
+        breaker.failed(Failure::Silence, start, 1.0);
+        let probed = breaker.refused_until(start).unwrap();
+        let limit = Duration::from_secs(6);
+        assert_eq!(breaker.admit(probed, limit), Admission::Probe);
+        let mut route = route();
+        let Next::Wait { until, .. } =
+            route.find(&view(1, 5), &topic(), 0, |_| breaker.refused_until(probed))
+        else {
+            panic!("it is being probed");
+        };
+        let worst = Retry {
+            now: probed,
+            draw: 0.0,
+            budget: &budget,
+        };
+        route.wait(until, worst);
+        breaker.succeeded();
+        let due = route.due().unwrap();
+        assert!(
+            due <= probed + Duration::from_millis(150),
+            "{:?}",
+            due - probed
+        );
+        assert!(route.on_time(due));
+        assert_eq!(go(&mut route, &view(1, 5)), Some(1));
+    }
+
+    #[test]
     fn route_without_budget_pauses_longer() {
         let now = Instant::now();
         let budget = Budget::new(now);
