@@ -311,7 +311,7 @@ mod typed;
 
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "test code")]
-#[path = "../tests/fake/mod.rs"]
+#[path = "../tests/scripted/fake/mod.rs"]
 mod fake;
 
 pub use admin::{

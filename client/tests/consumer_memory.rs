@@ -9,6 +9,7 @@
 )]
 #![cfg(target_os = "linux")]
 
+#[path = "scripted/fake/mod.rs"]
 mod fake;
 
 use fake::{Fake, TOPIC};

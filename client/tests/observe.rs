@@ -7,6 +7,7 @@
     reason = "test code"
 )]
 
+#[path = "scripted/fake/mod.rs"]
 mod fake;
 
 use std::collections::BTreeMap;

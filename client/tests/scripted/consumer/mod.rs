@@ -9,8 +9,7 @@
     reason = "test code"
 )]
 
-#[path = "../fake/mod.rs"]
-mod fake;
+use crate::fake;
 
 mod bounds;
 mod cancel;

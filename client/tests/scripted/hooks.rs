@@ -9,7 +9,7 @@
     reason = "test code"
 )]
 
-mod fake;
+use crate::fake;
 
 use std::sync::Arc;
 use std::time::Duration;

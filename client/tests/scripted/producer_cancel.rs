@@ -9,7 +9,7 @@
     reason = "test code"
 )]
 
-mod fake;
+use crate::fake;
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;

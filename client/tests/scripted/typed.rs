@@ -7,7 +7,7 @@
     reason = "test code"
 )]
 
-mod fake;
+use crate::fake;
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@
     reason = "test code"
 )]
 
-mod fake;
+use crate::fake;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
