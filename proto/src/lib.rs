@@ -19,6 +19,10 @@ pub mod topic;
 /// The encoded descriptors of all messages and services, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
+/// Credit that one fetch stream can save up, in bytes: brokers cut off what is granted beyond, so
+/// clients must not count on more.
+pub const FETCH_CREDIT_BYTES_MAX: u32 = 1 << 30;
+
 /// The public API, package `qute.v1`.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {

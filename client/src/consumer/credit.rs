@@ -2,8 +2,9 @@
 //! break and however well batches are compressed. Pure.
 //!
 //! Brokers count credit in *wire* bytes: batches as they are stored. The program's setting counts
-//! what they are once *decompressed*, their charge. A link's ratio of the two is learned from what
-//! arrives, and keeps its worst for a while. Per link:
+//! what they are once *decompressed*, their charge. A link's ratio of the two is learned from the
+//! batches that arrive, and keeps its worst for a while: it fades by an eighth with each message
+//! that has any. Per link:
 //!
 //! ```text
 //!   |------------------------- share ---------------------------|
@@ -17,6 +18,8 @@
 //! - Bytes held as they came in never exceed the prefetch plus, per link, [`LINK_CREDIT_MIN`] and
 //!   one message that was larger than the credit left. A ratio that suddenly gets worse breaks only
 //!   the first invariant, by what was outstanding: compressed batches wait compressed.
+//! - A link's outstanding credit never exceeds what brokers let a stream save up
+//!   ([`WIRE_CREDIT_MAX`]): more would be outstanding for ever, and nothing sent.
 //! - What paused partitions keep is at most a part of the prefetch ([`PARKED_PART`]), and no link's
 //!   share shrinks by it below its minimum.
 
@@ -25,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use qute_proto::FETCH_CREDIT_BYTES_MAX;
 use qute_proto::v1::{self, fetch_request::Request};
 use tokio::sync::mpsc;
 
@@ -32,6 +36,8 @@ use tokio::sync::mpsc;
 pub(super) const LINK_CREDIT_MIN: i64 = 256 * 1024;
 /// Credit is given back in steps of this part of a link's share.
 const CREDIT_STEP: i64 = 8;
+/// Wire bytes that a link may have outstanding: no more than its broker counts.
+const WIRE_CREDIT_MAX: i64 = FETCH_CREDIT_BYTES_MAX as i64;
 /// Paused partitions together keep at most this part of the prefetch.
 const PARKED_PART: i64 = 4;
 /// A ratio of 1.
@@ -85,8 +91,12 @@ impl Account {
         self.held.saturating_add(reserved)
     }
 
+    /// A message without batches says nothing.
     fn learn(&mut self, wire: i64, charge: i64) {
-        let seen = charge.saturating_mul(RATIO_ONE) / wire.max(1);
+        if wire <= 0 {
+            return;
+        }
+        let seen = charge.saturating_mul(RATIO_ONE) / wire;
         let faded = self.ratio.map_or(0, |ratio| ratio - ratio / 8);
         self.ratio = Some(seen.max(faded).max(RATIO_ONE));
     }
@@ -101,6 +111,15 @@ impl Account {
         let mut wire = (room.saturating_mul(RATIO_ONE) / self.ratio()).max(1);
         if self.ratio.is_none() {
             wire = wire.min(LINK_CREDIT_MIN - self.outstanding);
+        }
+        let left = WIRE_CREDIT_MAX - self.outstanding.max(0);
+        if left < wire {
+            // The broker's cap binds: in steps of that.
+            wire = if left < WIRE_CREDIT_MAX / CREDIT_STEP {
+                0
+            } else {
+                left
+            };
         }
         if wire <= 0 {
             return 0;
@@ -323,13 +342,58 @@ mod tests {
         }
     }
 
-    /// A link that has seen its first batch, and what it was granted in all.
+    /// A link that knows its ratio, 1, and what it was granted in all.
     fn warm(pool: &Arc<Pool>, id: u64, share: i64) -> (Link, i64) {
         let mut link = open(pool, id, share);
         let first = link.granted();
-        drop(link.arrive(pool, 0));
+        learn_one(pool, id);
         let more = link.granted();
         (link, first + more)
+    }
+
+    fn learn_one(pool: &Pool, id: u64) {
+        let mut state = pool.state.lock();
+        state.live.get_mut(&id).unwrap().ratio = Some(RATIO_ONE);
+        state.distribute();
+    }
+
+    #[test]
+    fn outstanding_credit_never_exceeds_what_a_broker_counts_however_large_the_prefetch() {
+        for prefetch in [1 << 30, 2 << 30, 8 << 30, 9 << 30, 64 << 30, i64::MAX] {
+            let pool = pool(prefetch);
+            let (mut link, mut granted) = warm(&pool, 1, prefetch);
+            // As the broker counts it.
+            let mut balance = 0;
+            let mut held = std::collections::VecDeque::new();
+            for round in 0..2000 {
+                balance = (balance + granted).min(WIRE_CREDIT_MAX);
+                let outstanding = pool.state.lock().live[&1].outstanding;
+                assert_eq!(outstanding, balance, "{prefetch}, round {round}");
+                assert!(balance > 0, "it may send, {prefetch}, round {round}");
+                held.push_back(link.arrive(&pool, 8 * MIB));
+                balance -= 8 * MIB;
+                if held.len() > 3 {
+                    held.pop_front();
+                }
+                granted = link.granted();
+            }
+        }
+    }
+
+    #[test]
+    fn message_without_batches_leaves_the_ratio_alone() {
+        let pool = pool(16 * MIB);
+        let mut link = open(&pool, 1, 16 * MIB);
+        let first = link.granted();
+        drop(link.arrive(&pool, 0));
+        assert_eq!(link.granted(), 0, "still nothing is known");
+        drop(link.arrive_compressed(&pool, 1024, 64 * 1024));
+        let outstanding = first - 1024 + link.granted();
+        for _ in 0..1000 {
+            drop(link.arrive(&pool, 0));
+        }
+        assert_eq!(link.granted(), 0);
+        assert!(outstanding * 64 <= 16 * MIB, "{outstanding}");
     }
 
     #[test]
@@ -391,7 +455,7 @@ mod tests {
         let late = first.arrive(&pool, MIB);
         drop(held);
         assert_eq!(second.granted(), LINK_CREDIT_MIN, "what came late is held");
-        drop(second.arrive(&pool, 0));
+        learn_one(&pool, second.id);
         assert_eq!(second.granted(), 3 * MIB - LINK_CREDIT_MIN);
         drop(late);
         assert_eq!(second.granted(), MIB);
@@ -413,7 +477,7 @@ mod tests {
         assert_eq!(again.granted(), 0);
         drop(held);
         assert_eq!(again.granted(), LINK_CREDIT_MIN);
-        drop(again.arrive(&pool, 0));
+        learn_one(&pool, again.id);
         pool.close(idle.id);
         assert_eq!(again.granted(), MIB - LINK_CREDIT_MIN);
     }

@@ -26,7 +26,7 @@ use futures::StreamExt;
 use futures::future::{AbortHandle, Abortable, BoxFuture};
 use futures::stream::FuturesUnordered;
 use qute_proto::ids::{Offset, PartitionId};
-use qute_proto::v1;
+use qute_proto::{FETCH_CREDIT_BYTES_MAX, v1};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::{Status, Streaming};
@@ -41,8 +41,6 @@ const MESSAGE_BYTES: usize = 1 << 20;
 const SUBSCRIPTIONS_MAX: usize = 10_000;
 /// Control messages that wait for room; beyond it no request is read.
 const OUTBOX_MAX: usize = 1024;
-/// Credit that a client can save up.
-const CREDIT_BYTES_MAX: i64 = 1 << 30;
 /// How long a subscription waits for its leader to get ready and confirm itself.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
@@ -222,7 +220,8 @@ impl Fetcher {
             }
             Some(v1::fetch_request::Request::Credit(credit)) => {
                 let more = i64::try_from(credit.bytes).unwrap_or(i64::MAX);
-                self.credit = self.credit.saturating_add(more).min(CREDIT_BYTES_MAX);
+                let most = i64::from(FETCH_CREDIT_BYTES_MAX);
+                self.credit = self.credit.saturating_add(more).min(most);
             }
             // A kind of request that this broker does not know yet.
             None => {}
