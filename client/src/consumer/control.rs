@@ -98,9 +98,9 @@ impl ConsumerControl {
     }
 
     /// How many offsets lie between the position and the high watermark, per partition, as far as
-    /// the latter is known: from the last batch that came in. A partition that is paused, or whose
-    /// batches have nowhere to go because the program takes none, learns nothing new: then ask
-    /// [`ConsumerControl::latest_lag`].
+    /// the latter is known: from the last batch that came in. Where batches have nowhere to go
+    /// because the program takes none, the broker tells it about once a second. A partition that is
+    /// paused learns nothing new: then ask [`ConsumerControl::latest_lag`].
     #[must_use]
     pub fn lag(&self) -> BTreeMap<u32, u64> {
         self.buffer.lag()

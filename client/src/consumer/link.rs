@@ -201,8 +201,12 @@ async fn run(
 }
 
 /// Checks the batches of a message, and takes what they will hold out of the credit: as long as one
-/// of them is held, so is the memory of all.
+/// of them is held, so is the memory of all. Those without credit are told of the high watermark in
+/// messages that have none.
 fn arrived(link: &Shared, stats: &Stats, fetched: Vec<v1::FetchedBatch>) -> Vec<Arrived> {
+    if fetched.is_empty() {
+        return Vec::new();
+    }
     let (mut wire, mut charge) = (0, 0);
     let mut parsed = Vec::with_capacity(fetched.len());
     for one in fetched {

@@ -295,6 +295,10 @@ impl Reader {
                 high_watermark,
                 batches,
             } => {
+                // There may be no batch: it is told so for want of credit.
+                if let Some(&slot) = self.subscriptions.get(&subscription) {
+                    self.buffer.saw(slot, high_watermark);
+                }
                 for batch in batches {
                     // Looked up for each: a bad batch ends the subscription.
                     if let Some(&slot) = self.subscriptions.get(&subscription) {

@@ -142,6 +142,42 @@ async fn prefetch_counts_batches_as_they_will_be_once_decompressed() {
 }
 
 #[tokio::test]
+async fn lag_is_told_without_credit_and_leaves_the_credit_as_it_was() {
+    const PARTITIONS: usize = 8;
+    let fake = Fake::start(1, PARTITIONS).await;
+    let batch = tight_batch(16 * 1024);
+    let write = |rounds: usize| {
+        for _ in 0..rounds * PARTITIONS {
+            fake.change(|state| {
+                let fewest = |partition: &usize| state.topics[TOPIC].1[*partition].batches.len();
+                let to = (0..PARTITIONS).min_by_key(fewest).unwrap();
+                state.partition(to).push(batch.clone());
+            });
+        }
+    };
+    write(4);
+    let client = fake.client().await;
+    let consumer = client.consumer(TOPIC).prefetch_bytes(2 * DECOMPRESSED);
+    let mut consumer = consumer.open().await.unwrap();
+    let control = consumer.control();
+    next(&mut consumer).await.unwrap();
+    write(16);
+    let all = PARTITIONS as u64 * 20 * 4;
+    until(&fake, "the lag is known", |_| {
+        control.lag().values().sum::<u64>() == all - 1
+    })
+    .await;
+    let first = 256 * 1024 / batch.len() + 1;
+    for records in 2..=all as usize {
+        next(&mut consumer).await.unwrap();
+        tokio::task::yield_now().await;
+        let fetched = fake.state.lock().fetched_bytes / batch.len();
+        let most = first.max(records.div_ceil(4) + 3);
+        assert!(fetched <= most, "{fetched} at {records}");
+    }
+}
+
+#[tokio::test]
 async fn batch_larger_than_the_prefetch_is_read_all_the_same() {
     let fake = Fake::start(1, 2).await;
     let batch = tight_batch(0);

@@ -58,6 +58,8 @@ pub struct Session {
     subscriptions: BTreeMap<u64, v1::Subscribe>,
     /// Not answered yet.
     unanswered: BTreeSet<u64>,
+    /// The high watermark that the client knows, by subscription.
+    told: HashMap<u64, u64>,
     credit: i64,
 }
 
@@ -78,6 +80,7 @@ impl Session {
             answers,
             subscriptions: BTreeMap::new(),
             unanswered: BTreeSet::new(),
+            told: HashMap::new(),
             credit: 0,
         }
     }
@@ -211,12 +214,18 @@ impl Session {
                 follower: partition.leader.0 != self.endpoint.broker,
             };
             self.answer(id, FetchAnswer::Subscribed(subscribed));
+            self.told.insert(id, limit);
         }
+        let mut starved = false;
         for (base_offset, batch) in &partition.batches {
             let records = BatchHeader::verify(batch).unwrap().record_count;
             let end = base_offset + u64::from(records);
             let subscribe = self.subscriptions.get_mut(&id).unwrap();
-            if end <= subscribe.offset || end > limit || self.credit <= 0 {
+            if end <= subscribe.offset || end > limit {
+                continue;
+            }
+            if self.credit <= 0 {
+                starved = true;
                 continue;
             }
             if let Some(left) = &mut state.cut_fetch_after {
@@ -248,6 +257,16 @@ impl Session {
                     broker_time_ms: partition.time_of(*base_offset),
                     batch: bytes,
                 }],
+                high_watermark: limit,
+                log_start_offset: partition.log_start,
+            };
+            self.answer(id, FetchAnswer::Batches(batches));
+            self.told.insert(id, limit);
+        }
+        // As brokers do, if not as seldom.
+        if starved && self.told.insert(id, limit) < Some(limit) {
+            let batches = v1::Batches {
+                batches: Vec::new(),
                 high_watermark: limit,
                 log_start_offset: partition.log_start,
             };
