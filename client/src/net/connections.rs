@@ -182,6 +182,11 @@ impl Connections {
         }
     }
 
+    /// A stream brought an answer from there: the broker lives.
+    pub(crate) fn answered(&self, address: &Address) {
+        self.inner.succeeded(address, None);
+    }
+
     /// Forgets a connection that may be half dead, so that the next use dials anew.
     pub(crate) fn discard(&self, address: &Address, lane: Lane) {
         let mut slots = self.inner.slots.lock();

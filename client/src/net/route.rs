@@ -11,8 +11,10 @@
 //!
 //! Rules (promise 3 of the client):
 //! - a leader is left at once only for one of a newer epoch whose address is known;
-//! - otherwise a pause with full jitter, charged to the client's retry budget; with the budget used
-//!   up the pause is longer, so that an outage does not multiply traffic;
+//! - otherwise a pause with full jitter. One that follows a request which failed is charged to the
+//!   client's retry budget; with the budget used up it is longer, so that an outage does not multiply
+//!   traffic. Waiting without having asked anybody costs nothing: the many partitions of a dead
+//!   broker must not use up what those of the living need;
 //! - a broker whose breaker is open is not asked before the breaker allows it.
 //!
 //! Pure: view, time, draw and budget are given. Use:
@@ -20,8 +22,8 @@
 //! ```text
 //! match route.find(&view, &topic, partition, |address| connections.refused_until(address)) {
 //!     Next::To { leader, address } => route.open(link_to(address), leader),
-//!     Next::Wait { until, why }    => route.wait(until, Retry::now(connections.budget())),
-//!     Next::TopicMissing           => confirm the topic, and route.wait(None, ..),
+//!     Next::Wait { until, why }    => route.wait(until, Retry::free()),
+//!     Next::TopicMissing           => confirm the topic, and route.wait(None, Retry::free()),
 //! }
 //! ```
 
@@ -52,16 +54,25 @@ pub(crate) struct Retry<'a> {
     pub(crate) now: Instant,
     /// From `0.0..=1.0`.
     pub(crate) draw: f64,
-    pub(crate) budget: &'a Budget,
+    /// What is charged; `None` if no request left.
+    pub(crate) budget: Option<&'a Budget>,
 }
 
 impl<'a> Retry<'a> {
-    /// By the clock and the dice.
-    pub(crate) fn now(budget: &'a Budget) -> Self {
+    /// By the clock and the dice: after a request that failed.
+    pub(crate) fn charged(budget: &'a Budget) -> Self {
+        Self {
+            budget: Some(budget),
+            ..Self::free()
+        }
+    }
+
+    /// The same where no request left.
+    pub(crate) fn free() -> Self {
         Self {
             now: Instant::now(),
             draw: rand::random(),
-            budget,
+            budget: None,
         }
     }
 }
@@ -174,9 +185,12 @@ impl<T> Route<T> {
     /// Pauses, until the given moment at least. Gives the target that was left.
     pub(crate) fn wait(&mut self, at_least: Option<Instant>, retry: Retry<'_>) -> Option<T> {
         let target = self.leave();
-        let pause = self
-            .backoff
-            .step_within_drawn(retry.budget, retry.now, retry.draw);
+        let pause = match retry.budget {
+            Some(budget) => self
+                .backoff
+                .step_within_drawn(budget, retry.now, retry.draw),
+            None => self.backoff.step_drawn(retry.draw),
+        };
         let until = retry.now + pause;
         self.state = State::Waiting {
             until: at_least.map_or(until, |at_least| at_least.max(until)),
@@ -294,7 +308,7 @@ mod tests {
         Retry {
             now,
             draw: 0.5,
-            budget,
+            budget: Some(budget),
         }
     }
 
@@ -358,7 +372,7 @@ mod tests {
             let worst = Retry {
                 now,
                 draw: 0.0,
-                budget: &budget,
+                budget: Some(&budget),
             };
             route.fail(&view(2, 5), &topic(), 0, worst);
             now = route.due().unwrap();
@@ -419,7 +433,6 @@ mod tests {
     fn route_to_a_broker_that_is_being_probed_goes_soon_after_the_probe_has_succeeded() {
         use super::super::breaker::{Admission, Breaker, Failure};
         let start = Instant::now();
-        let budget = Budget::new(start);
         let mut breaker = Breaker::default();
         breaker.failed(Failure::Silence, start, 1.0);
         let probed = breaker.refused_until(start).unwrap();
@@ -434,7 +447,7 @@ mod tests {
         let worst = Retry {
             now: probed,
             draw: 0.0,
-            budget: &budget,
+            budget: None,
         };
         route.wait(until, worst);
         breaker.succeeded();
@@ -446,6 +459,25 @@ mod tests {
         );
         assert!(route.on_time(due));
         assert_eq!(go(&mut route, &view(1, 5)), Some(1));
+    }
+
+    #[test]
+    fn route_that_waits_without_asking_leaves_the_budget_to_requests_that_fail() {
+        let now = Instant::now();
+        let budget = Budget::new(now);
+        // The partitions of a dead broker, for a while.
+        let waits = Retry {
+            budget: None,
+            ..retry(now, &budget)
+        };
+        for _ in 0..200 {
+            route().wait(Some(now + Duration::from_secs(1)), waits);
+        }
+        let mut other = route();
+        go(&mut other, &view(1, 5));
+        other.fail(&view(1, 5), &topic(), 0, retry(now, &budget));
+        let shortest = Duration::from_millis(100);
+        assert!(other.due().is_some_and(|due| due < now + shortest));
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub(super) struct Driver {
     flight: Flight<Batch>,
     route: Route<Arc<Link>>,
     out_of_order: u32,
+    /// A request of this round may have left: if it failed, that is charged to the retry budget.
+    asked: bool,
     drain_until: Option<Instant>,
     /// When the leader has been silent for too long; while there is something to answer.
     silent_until: Option<Instant>,
@@ -88,6 +90,7 @@ impl Driver {
             delivery_timeout: config.delivery_timeout,
             flight: Flight::new(config.in_flight_max),
             out_of_order: 0,
+            asked: false,
             drain_until: None,
             silent_until: None,
             confirming: false,
@@ -188,7 +191,11 @@ impl Driver {
         let view = self.shared.metadata.load();
         let partition = self.queue.place.partition;
         let connections = &self.shared.connections;
-        let refused_until = |address: &Address| connections.refused_until(address);
+        // Where a stream is alive, the broker is, whatever became of other calls.
+        let refused_until = |address: &Address| match self.links.is_alive(address) {
+            true => None,
+            false => connections.refused_until(address),
+        };
         let next = self
             .route
             .find(&view, &self.topic, partition, refused_until);
@@ -218,11 +225,10 @@ impl Driver {
         }
     }
 
-    /// Backs off, and has metadata refreshed meanwhile.
+    /// Pauses where nobody can be asked, and has metadata refreshed meanwhile.
     fn wait(&mut self, until: Option<Instant>) {
         self.shared.metadata.request_refresh();
-        let retry = Retry::now(self.shared.connections.budget());
-        self.route.wait(until, retry);
+        self.route.wait(until, Retry::free());
     }
 
     fn send(&mut self, permit: Option<Permit>) {
@@ -297,6 +303,7 @@ impl Driver {
             Event::Refused { key, error } => self.on_refused(key, &error),
             Event::Broken { key, unsent, cause } => {
                 self.last_failure = Some(cause.to_string());
+                self.asked |= !unsent;
                 let refusal = if unsent {
                     Refusal::Retriable
                 } else {
@@ -355,6 +362,7 @@ impl Driver {
             _ => Refusal::Retriable,
         };
         self.shared.stats.batches_refused.increment();
+        self.asked = true;
         let told = Error::told(error);
         self.last_failure = Some(told.message().to_owned());
         if !self.flight.refuse(key, refusal) {
@@ -434,7 +442,10 @@ impl Driver {
         self.flight.rewind();
         let view = self.shared.metadata.load();
         let partition = self.queue.place.partition;
-        let retry = Retry::now(self.shared.connections.budget());
+        let retry = match std::mem::take(&mut self.asked) {
+            true => Retry::charged(self.shared.connections.budget()),
+            false => Retry::free(),
+        };
         self.route.fail(&view, &self.topic, partition, retry);
         if !self.route.is_idle() {
             self.shared.metadata.request_refresh();
@@ -457,6 +468,7 @@ impl Driver {
     fn on_timer(&mut self) {
         let now = Instant::now();
         if self.drain_until.is_some_and(|until| until <= now) {
+            self.asked = true;
             self.end_round();
         }
         if self.silent_until.is_some_and(|until| until <= now)

@@ -24,7 +24,8 @@ impl Place {
         RecordMetadata {
             topic: Arc::clone(&self.topic),
             partition: self.partition,
-            offset: base_offset + u64::from(number),
+            // Links let nothing pass for which this would not fit.
+            offset: base_offset.saturating_add(u64::from(number)),
             timestamp_ms,
         }
     }

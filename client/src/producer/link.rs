@@ -12,7 +12,7 @@ use qute_proto::v1::{self, produce_response::Result as ProduceResult};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::debug;
 
 use super::flight::Key;
@@ -24,6 +24,9 @@ use crate::trace;
 const QUEUED_REQUESTS: usize = 32;
 /// How long a broker may take to accept the stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The first offset of a batch is no higher: its records are counted in 32 bits.
+const BASE_OFFSET_MAX: u64 = u64::MAX - u32::MAX as u64;
 
 /// What a partition's driver hears.
 #[derive(Debug)]
@@ -59,6 +62,8 @@ struct Waiting {
 struct Pending {
     next_id: u64,
     waiting: HashMap<u64, Waiting>,
+    /// The broker has accepted the stream.
+    accepted: bool,
     broken: bool,
 }
 
@@ -68,6 +73,8 @@ pub(super) struct Link {
     address: Address,
     requests: mpsc::Sender<v1::ProduceRequest>,
     pending: Arc<Mutex<Pending>>,
+    /// Tells the task that nobody sends any more.
+    _unused: DropGuard,
 }
 
 /// Room for one request in the stream.
@@ -77,10 +84,12 @@ impl Link {
     fn open(connections: Arc<Connections>, address: Address, stop: CancellationToken) -> Self {
         let (requests, outbound) = mpsc::channel(QUEUED_REQUESTS);
         let pending = Arc::new(Mutex::new(Pending::default()));
+        let unused = CancellationToken::new();
         let link = Self {
             address: Arc::clone(&address),
             requests,
             pending: Arc::clone(&pending),
+            _unused: unused.clone().drop_guard(),
         };
         tokio::spawn(async move {
             let running = async {
@@ -88,14 +97,17 @@ impl Link {
                 if *address == *crate::bench_internals::ADDRESS {
                     return acknowledge(outbound, &pending).await;
                 }
-                run(&connections, &address, outbound, &pending).await
+                run(&connections, &address, outbound, &pending, &unused).await
             };
             let (unsent, cause) = match stop.run_until_cancelled(running).await {
                 Some(ended) => ended,
                 None => (false, "the producer was closed".to_owned()),
             };
             debug!(target: trace::PRODUCE, %address, cause, "produce stream ended");
-            connections.discard(&address, Lane::Produce);
+            // The connection of a stream that was ended from here serves other producers.
+            if !unused.is_cancelled() && !stop.is_cancelled() {
+                connections.discard(&address, Lane::Produce);
+            }
             let cause: Arc<str> = cause.into();
             let waiting = {
                 let mut pending = pending.lock();
@@ -117,6 +129,11 @@ impl Link {
 
     pub(super) fn is_broken(&self) -> bool {
         self.pending.lock().broken || self.requests.is_closed()
+    }
+
+    /// The broker has accepted the stream, and it has not ended.
+    fn is_alive(&self) -> bool {
+        self.pending.lock().accepted && !self.is_broken()
     }
 
     /// Waits for room; `None` once the stream has ended.
@@ -158,6 +175,7 @@ async fn run(
     address: &Address,
     outbound: mpsc::Receiver<v1::ProduceRequest>,
     pending: &Mutex<Pending>,
+    unused: &CancellationToken,
 ) -> (bool, String) {
     let mut client = match connections.log(address, Lane::Produce).await {
         Ok(client) => client,
@@ -174,31 +192,60 @@ async fn run(
             );
         }
     };
+    pending.lock().accepted = true;
+    connections.answered(address);
     loop {
-        let response = match responses.message().await {
+        // Once nobody sends, nobody begins to wait.
+        let idle = async {
+            unused.cancelled().await;
+            if !pending.lock().waiting.is_empty() {
+                std::future::pending().await
+            }
+        };
+        let response = tokio::select! {
+            response = responses.message() => response,
+            () = idle => return (false, "nobody uses the stream any more".to_owned()),
+        };
+        let response = match response {
             Ok(Some(response)) => response,
             Ok(None) => return (false, "the broker ended the stream".to_owned()),
             Err(status) => return (false, crate::error::cause_of(&status)),
         };
+        connections.answered(address);
         let waiting = pending.lock().waiting.remove(&response.correlation_id);
         let Some(Waiting { key, events }) = waiting else {
             debug!(target: trace::PRODUCE, %address, id = response.correlation_id, "answer to nothing asked");
             continue;
         };
-        let event = match response.result {
-            Some(ProduceResult::Ack(ack)) => Event::Acknowledged {
+        let event = event_of(key, response.result);
+        // The driver may be gone: then so are its tickets.
+        let _ = events.send(event);
+    }
+}
+
+fn event_of(key: Key, result: Option<ProduceResult>) -> Event {
+    match result {
+        // No offset of the batch may be beyond what there is.
+        Some(ProduceResult::Ack(ack)) if ack.base_offset <= BASE_OFFSET_MAX => {
+            Event::Acknowledged {
                 key,
                 base_offset: ack.base_offset,
                 duplicate: ack.duplicate,
+            }
+        }
+        Some(ProduceResult::Ack(ack)) => Event::Refused {
+            key,
+            error: v1::Error {
+                code: v1::ErrorCode::Internal.into(),
+                message: format!("acknowledged at {}, which is no offset", ack.base_offset),
+                ..Default::default()
             },
-            Some(ProduceResult::Error(error)) => Event::Refused { key, error },
-            None => Event::Refused {
-                key,
-                error: v1::Error::default(),
-            },
-        };
-        // The driver may be gone: then so are its tickets.
-        let _ = events.send(event);
+        },
+        Some(ProduceResult::Error(error)) => Event::Refused { key, error },
+        None => Event::Refused {
+            key,
+            error: v1::Error::default(),
+        },
     }
 }
 
@@ -247,6 +294,13 @@ impl Links {
         }
     }
 
+    /// A stream to there is alive.
+    pub(super) fn is_alive(&self, address: &Address) -> bool {
+        let open = self.open.lock();
+        let mut links = open.values();
+        links.any(|link| link.address() == address && link.is_alive())
+    }
+
     /// The stream to a broker, opened anew if it has ended or the broker has moved.
     pub(super) fn get(&self, broker: BrokerId, address: &Address) -> Arc<Link> {
         let mut open = self.open.lock();
@@ -263,5 +317,30 @@ impl Links {
         ));
         open.insert(broker, Arc::clone(&link));
         link
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_acknowledgement_beyond_all_offsets_is_no_acknowledgement() {
+        let key = Key {
+            round: 1,
+            epoch: 0,
+            sequence: 7,
+        };
+        let event = |base_offset| {
+            let ack = v1::ProduceAck {
+                base_offset,
+                ..Default::default()
+            };
+            event_of(key, Some(ProduceResult::Ack(ack)))
+        };
+        assert!(matches!(event(BASE_OFFSET_MAX), Event::Acknowledged { .. }));
+        for broken in [BASE_OFFSET_MAX + 1, u64::MAX] {
+            assert!(matches!(event(broken), Event::Refused { .. }));
+        }
     }
 }
