@@ -40,8 +40,20 @@ impl Client {
     /// # Cancel safety
     /// Cancelled, the topic may or may not be created; [`Client::describe_topic`] tells.
     pub async fn create_topic(&self, spec: TopicSpec) -> Result<TopicDescription> {
-        check_name(&spec.name).map_err(|error| Error::topic_name(&error))?;
         let deadline = Instant::now() + self.shared.config.call_timeout;
+        let (id, cluster_index) = self.ask_for_topic(&spec, deadline).await?;
+        self.until_usable(&spec.name, id, cluster_index, deadline)
+            .await
+    }
+
+    /// Has the topic made, without waiting until it can be used: gives its incarnation, if it is
+    /// known, and the index from which on views have it.
+    pub(crate) async fn ask_for_topic(
+        &self,
+        spec: &TopicSpec,
+        deadline: Instant,
+    ) -> Result<(Option<TopicId>, u64)> {
+        check_name(&spec.name).map_err(|error| Error::topic_name(&error))?;
         let request = v1::CreateTopicRequest {
             name: spec.name.clone(),
             partitions: spec.partitions.unwrap_or(0),
@@ -54,26 +66,24 @@ impl Client {
         };
         let created =
             at_controller(&self.shared, deadline, call, |reply| reply.error.as_ref()).await;
-        let (cluster_index, id) = match created {
+        match created {
             Ok(reply) => {
                 let id = reply
                     .topic
                     .and_then(|topic| TopicId::from_wire(&topic.topic_id));
-                (reply.cluster_index, id)
+                Ok((id, reply.cluster_index))
             }
             // The first attempt made it, or somebody else did: the same, if it has the same shape.
             Err(Refused {
                 error,
                 doubtful: true,
             }) if error.kind() == ErrorKind::TopicExists
-                && self.has_shape(&spec, deadline).await? =>
+                && self.has_shape(spec, deadline).await? =>
             {
-                (self.shared.metadata.load().cluster_index, None)
+                Ok((None, self.shared.metadata.load().cluster_index))
             }
-            Err(Refused { error, .. }) => return Err(error.with_topic(&spec.name.as_str().into())),
-        };
-        self.until_usable(&spec.name, id, cluster_index, deadline)
-            .await
+            Err(Refused { error, .. }) => Err(error.with_topic(&spec.name.as_str().into())),
+        }
     }
 
     /// Raises the number of a topic's partitions to `partitions`. Returns once every partition has

@@ -13,7 +13,7 @@ use crate::metadata::Topic;
 use crate::net::Backoff;
 
 impl Inner {
-    /// Creates the topic, which `missing` says does not exist, and waits for its leaders; or gives
+    /// Creates the topic, which `missing` says does not exist, and waits until it is known; or gives
     /// `missing` if the settings do not ask for it.
     ///
     /// # Cancel safety
@@ -82,7 +82,8 @@ impl Inner {
     }
 }
 
-/// Makes the topic, or finds that somebody has, and waits until it has leaders.
+/// Makes the topic, or finds that somebody has, and waits until this client's view has it. Leaders
+/// are waited for by each partition's driver, for its own part only.
 async fn create(
     shared: Arc<Shared>,
     name: Arc<str>,
@@ -93,12 +94,12 @@ async fn create(
     let client = Client { shared };
     let mut backoff = Backoff::new(&client.shared.config);
     loop {
-        let calling = client.create_topic(template.spec(name));
-        let error = match timeout_at(deadline, calling).await {
-            Ok(Ok(_)) => break,
-            Ok(Err(error)) if error.kind() == ErrorKind::TopicExists => break,
-            Ok(Err(error)) => error,
-            Err(_) => return Err(not_in_time(name)),
+        let limit = deadline.min(Instant::now() + client.shared.config.call_timeout);
+        let spec = template.spec(name);
+        let error = match client.ask_for_topic(&spec, limit).await {
+            Ok(_) => break,
+            Err(error) if error.kind() == ErrorKind::TopicExists => break,
+            Err(error) => error,
         };
         let until = Instant::now() + backoff.step();
         if !error.is_retriable() || until >= deadline {
@@ -108,24 +109,16 @@ async fn create(
     }
     let metadata = &client.shared.metadata;
     loop {
-        let is_led = |topic: Arc<Topic>| topic.leaders.iter().all(Option::is_some);
-        if metadata.known_topic(name).is_some_and(is_led) {
-            return Ok(());
-        }
         // A failure shows as a view that does not change.
         let _ = timeout_at(deadline, metadata.refresh()).await;
-        let until = Instant::now() + backoff.step();
-        if metadata.known_topic(name).is_some_and(is_led) {
+        if metadata.known_topic(name).is_some() {
             return Ok(());
         }
+        let until = Instant::now() + backoff.step();
         if until >= deadline {
-            return Err(not_in_time(name));
+            let message = "the topic that was missing did not show in time";
+            return Err(Error::new(ErrorKind::Timeout, message).with_topic(name));
         }
         tokio::time::sleep_until(until).await;
     }
-}
-
-fn not_in_time(name: &Arc<str>) -> Error {
-    let message = "the topic that was missing did not get its leaders in time";
-    Error::new(ErrorKind::Timeout, message).with_topic(name)
 }

@@ -219,6 +219,24 @@ async fn created_topic_whose_leaders_come_late_takes_what_has_waited() {
     assert_eq!(written.unwrap().offset, 0);
 }
 
+#[tokio::test]
+async fn created_topic_with_a_leader_for_one_partition_takes_what_is_for_that_one() {
+    let fake = Fake::start(1, 1).await;
+    fake.state.lock().created_leader = (0, 0);
+    let config = ProducerConfig::default()
+        .create_topics(TopicTemplate::default().partitions(2))
+        .delivery_timeout(Duration::from_secs(30));
+    let producer = fake.client().await.producer(config).unwrap();
+    let sending = producer.send(Record::to("new").partition(1).value("x"));
+    let leading = async {
+        fake.wait_for(|fake| fake.state.lock().topics.contains_key("new"))
+            .await;
+        fake.change(|state| state.topics.get_mut("new").unwrap().1[1].leader = (1, 1));
+    };
+    let (written, ()) = tokio::join!(sending, leading);
+    assert_eq!(written.unwrap().offset, 0);
+}
+
 /// Sends keys that name a partition there, and leaves the rest to the default.
 struct ByName;
 
