@@ -35,6 +35,8 @@ pub(super) struct Adaptive {
     partition: u32,
     bytes_left: usize,
     until: Option<Instant>,
+    /// The run began while every partition repelled: it is not left for what it began with.
+    forced: bool,
     weights: Vec<f64>,
 }
 
@@ -45,6 +47,7 @@ impl Adaptive {
             partition: 0,
             bytes_left: 0,
             until: None,
+            forced: false,
             weights: Vec::new(),
         }
     }
@@ -63,7 +66,7 @@ impl Adaptive {
         let over = self.bytes_left == 0
             || self.partition >= partitions
             || self.until.is_none_or(|until| until <= now)
-            || repels(&present(self.partition));
+            || !self.forced && repels(&present(self.partition));
         if over {
             self.begin(partitions, None, now, rng, load);
         }
@@ -106,6 +109,7 @@ impl Adaptive {
         // The first of these that leaves a choice: all that is well, all that has a leader, all.
         let tiers: [fn(&PartitionLoad) -> bool; 3] =
             [|load| !repels(load), |load| load.available, |_| true];
+        self.forced = false;
         for fits in tiers {
             self.weights.clear();
             let weights = (0..).zip(loads()).map(|(partition, load)| {
@@ -118,12 +122,14 @@ impl Adaptive {
             if self.weights.iter().any(|&weight| weight > 0.0) {
                 return;
             }
+            // What is avoided may be well, and have room again.
+            self.forced = avoid.is_none();
         }
     }
 }
 
 /// Traffic keeps away altogether.
-fn repels(load: &PartitionLoad) -> bool {
+pub(super) fn repels(load: &PartitionLoad) -> bool {
     let usual = load.ack_latency.unwrap_or_default();
     let limit = STALL_MIN.max(usual.saturating_mul(STALL_FACTOR));
     !load.available || load.oldest_unacknowledged.is_some_and(|age| age > limit)
@@ -343,6 +349,34 @@ mod tests {
             ..PartitionLoad::untried(true)
         };
         assert_ne!(adaptive.pick(2, 10, now, &mut rng, stalled, stalled), first);
+    }
+
+    #[test]
+    fn adaptive_while_all_repel_runs_are_kept_and_weighed_once() {
+        let now = Instant::now();
+        let mut rng = SmallRng::seed_from_u64(6);
+        let mut adaptive = Adaptive::new(1000);
+        let stalled = |_| PartitionLoad {
+            oldest_unacknowledged: Some(ms(300)),
+            ..PartitionLoad::untried(true)
+        };
+        let weighed = std::cell::Cell::new(0);
+        let load = |partition| {
+            weighed.set(weighed.get() + 1);
+            stalled(partition)
+        };
+        let picks: Vec<u32> = (0..10)
+            .map(|_| adaptive.pick(6, 100, now, &mut rng, stalled, load))
+            .collect();
+        assert!(picks.iter().all(|&p| p == picks[0]), "{picks:?}");
+        assert!(weighed.get() <= 6 * 6, "{} looks", weighed.get());
+        // Once the run is over, what is well again is found.
+        let one_is_well = |p| match p {
+            4 => PartitionLoad::untried(true),
+            _ => stalled(p),
+        };
+        let then = adaptive.pick(6, 100, now, &mut rng, one_is_well, one_is_well);
+        assert_eq!(then, 4);
     }
 
     #[test]

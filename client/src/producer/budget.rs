@@ -276,6 +276,19 @@ impl Taken {
         state.lane(share.lane).used += bytes;
         true
     }
+
+    /// Undoes [`Self::move_to`].
+    pub(super) fn move_back(&mut self, share: &Share, bytes: usize) {
+        self.bytes += bytes;
+        let woken = {
+            let mut state = self.budget.state.lock();
+            state.lane(share.lane).used -= bytes;
+            state.lane(WHOLE).used += bytes;
+            // The share may have room for who waits there.
+            state.settle(self.budget.size)
+        };
+        woken.into_iter().for_each(Waker::wake);
+    }
 }
 
 impl Drop for Taken {
@@ -485,6 +498,24 @@ mod tests {
         };
         assert!(late.try_take(1));
         assert_eq!(taken.bytes(), 250 << 10);
+    }
+
+    #[test]
+    fn budget_what_a_share_took_of_a_reservation_goes_back_to_it() {
+        let budget = Budget::new(1000);
+        let share = budget.share();
+        let mut whole = Box::pin(budget.take(1000));
+        let Poll::Ready(Ok(mut reserved)) = poll(whole.as_mut()) else {
+            panic!("all is free");
+        };
+        assert!(reserved.move_to(&share, 300));
+        reserved.move_back(&share, 300);
+        assert_eq!(
+            (reserved.bytes(), share.used(), budget.free()),
+            (1000, 0, 0)
+        );
+        drop(reserved);
+        assert_eq!(budget.free(), 1000);
     }
 
     #[test]

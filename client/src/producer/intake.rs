@@ -11,12 +11,13 @@
 //! All waiting ends with the record's deadline, which counts from the call, or with the producer.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use qute_proto::batch::RecordRef;
+use qute_proto::batch::{BatchError, RecordRef};
 use qute_proto::ids::ProducerId;
 use tokio::sync::watch;
 use tokio::task::coop;
@@ -39,7 +40,8 @@ use crate::stats::Buffer;
 
 /// What a record costs in the buffer besides its bytes.
 pub(super) const RECORD_OVERHEAD_BYTES: usize = 64;
-/// How long a record that any partition would do for waits for one of them.
+/// After so long in one partition's queue for room, a record that any would do for looks whether that
+/// partition has stopped.
 const PATIENCE: Duration = Duration::from_millis(50);
 /// So many other partitions are tried for room at once.
 const OTHERS_MAX: u32 = 3;
@@ -151,7 +153,7 @@ impl Inner {
         }
         let topic = self.shared.metadata.known_topic(&record.topic)?;
         let taken_in = || {
-            let (encoded, bytes) = measure(record)?;
+            let (encoded, bytes) = self.measure(record)?;
             let queues = self.queues_of(&topic);
             let target = queues.target(self, &topic, record, bytes)?;
             let mut queue = queues.queue(self, target.partition)?;
@@ -177,7 +179,7 @@ impl Inner {
 
     async fn take_in(self: &Arc<Self>, record: &Record) -> Result<Ticket> {
         let deadline = self.deadline();
-        let (encoded, bytes) = measure(record)?;
+        let (encoded, bytes) = self.measure(record)?;
         let mut gone: Option<Arc<Topic>> = None;
         loop {
             let topic = self.topic(&record.topic, deadline).await?;
@@ -217,21 +219,34 @@ impl Inner {
         loop {
             let queue = queues.queue(self, partition)?;
             self.hurry(&queue, bytes);
-            // What any partition would do for is not bound to one that has stopped.
-            let until = match target.free {
-                true => deadline.min(Instant::now() + PATIENCE),
-                false => deadline,
-            };
-            match timeout_at(until, queue.room.take(bytes)).await {
-                Ok(Ok(())) => return Ok(Some(queue)),
-                Ok(Err(_)) if self.is_closed() => return Err(Error::closed("producer")),
-                Ok(Err(_)) => return Ok(None),
-                Err(_) if until >= deadline => {
-                    return Err(self
-                        .buffer_full()
-                        .at(&queue.place.topic, queue.place.partition));
+            let taken = {
+                let mut taking = pin!(queue.room.take(bytes));
+                loop {
+                    let until = match target.free {
+                        true => deadline.min(Instant::now() + PATIENCE),
+                        false => deadline,
+                    };
+                    if let Ok(taken) = timeout_at(until, &mut taking).await {
+                        break Some(taken);
+                    }
+                    if until >= deadline {
+                        return Err(self
+                            .buffer_full()
+                            .at(&queue.place.topic, queue.place.partition));
+                    }
+                    // Only what has stopped is left: elsewhere the wait begins anew, behind those
+                    // that are bound to their partition and keep their turn.
+                    if let Some(other) = queues.refuge(self, topic, partition) {
+                        partition = other;
+                        break None;
+                    }
                 }
-                Err(_) => partition = queues.other_target(self, topic),
+            };
+            match taken {
+                Some(Ok(())) => return Ok(Some(queue)),
+                Some(Err(_)) if self.is_closed() => return Err(Error::closed("producer")),
+                Some(Err(_)) => return Ok(None),
+                None => {}
             }
         }
     }
@@ -289,18 +304,25 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// The record as it is encoded, and what it costs in the buffer; refused if it is larger than
+    /// what the format or a broker known so far takes.
+    pub(super) fn measure<'a>(&self, record: &'a Record) -> Result<(RecordRef<'a>, usize)> {
+        let encoded = record.as_batch_record(now_ms());
+        encoded.check().map_err(|error| Error::batch(&error))?;
+        let size = encoded.size_bytes();
+        let max = self.shared.connections.limits().record_bytes_max;
+        if size > max {
+            return Err(Error::batch(&BatchError::RecordTooLarge { size, max }));
+        }
+        Ok((encoded, size + RECORD_OVERHEAD_BYTES))
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         self.stop.cancel();
     }
-}
-
-/// The record as it is encoded, and what it costs in the buffer.
-pub(super) fn measure(record: &Record) -> Result<(RecordRef<'_>, usize)> {
-    let encoded = record.as_batch_record(now_ms());
-    encoded.check().map_err(|error| Error::batch(&error))?;
-    let bytes = encoded.size_bytes() + RECORD_OVERHEAD_BYTES;
-    Ok((encoded, bytes))
 }
 
 /// An error of a record that was not taken in.
@@ -310,4 +332,53 @@ pub(super) fn refused(error: Error, record: &Record) -> Error {
         Some(_) => error,
     };
     error.with_outcome(Outcome::NotWritten)
+}
+
+#[cfg(test)]
+mod tests {
+    use qute_proto::ids::{BrokerId, TopicId};
+
+    use super::*;
+    use crate::Client;
+    use crate::config::ClientConfig;
+    use crate::metadata::Leader;
+
+    #[tokio::test(start_paused = true)]
+    async fn keyless_record_that_waits_for_room_keeps_its_turn_before_keyed_ones() {
+        let client = Client::lazy(ClientConfig::new("127.0.0.1:1").unwrap()).unwrap();
+        let producer = client.producer(ProducerConfig::default()).unwrap();
+        let inner = &producer.inner;
+        let leader = Leader {
+            broker: BrokerId(1),
+            epoch: 1,
+        };
+        let topic = Arc::new(Topic {
+            name: "t".into(),
+            id: TopicId(uuid::Uuid::from_u128(1)),
+            leaders: vec![Some(leader)],
+            voters: Vec::new(),
+        });
+        let queues = inner.queues_of(&topic);
+        let full = inner.budget.take(inner.budget.size()).await.unwrap();
+        let deadline = Instant::now() + PATIENCE * 1000;
+        let (keyless, keyed) = (Record::to("t").value("x"), Record::to("t").key("k"));
+        let room = |record| inner.room(&queues, &topic, record, 100, deadline);
+        let (mut first, mut second) = (pin!(room(&keyless)), pin!(room(&keyed)));
+        // Both wait, for many times the patience.
+        for _ in 0..10 {
+            let waited = PATIENCE * 2;
+            timeout_at(Instant::now() + waited, &mut first)
+                .await
+                .unwrap_err();
+            timeout_at(Instant::now(), &mut second).await.unwrap_err();
+        }
+        // Room for one of them.
+        let mut full = full;
+        let other = inner.budget.share();
+        assert!(full.move_to(&other, 150));
+        other.give_back(150);
+        let taken = timeout_at(Instant::now(), &mut first).await;
+        assert!(matches!(taken, Ok(Ok(Some(_)))), "it was there first");
+        timeout_at(Instant::now(), &mut second).await.unwrap_err();
+    }
 }

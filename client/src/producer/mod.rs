@@ -64,9 +64,11 @@ pub use sink::ProducerSink;
 
 /// How long before the limit of a close what is left is given up, at most: its tickets are to have
 /// their fate by then.
-const STOP_MARGIN: Duration = Duration::from_millis(100);
-/// How long stopped tasks may take, if the runtime is that busy (they never wait on anything then).
-const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+const STOP_MARGIN: Duration = Duration::from_millis(200);
+/// How long stopped tasks may take, if the runtime is that busy (they never wait on anything then): at
+/// least, and at most, the limit of the close permitting.
+const STOP_MIN: Duration = Duration::from_millis(100);
+const STOP_MAX: Duration = Duration::from_secs(1);
 
 /// Writes records; see the crate's page for the promises. Cheap to clone; when the last clone is
 /// dropped, what is not delivered yet is given up and its tickets resolve. Call
@@ -175,17 +177,25 @@ impl Producer {
     /// whatever the state of the cluster. What is not delivered by then resolves as not written or
     /// unknown, and is listed in the report.
     ///
+    /// The last fifth of the limit, and no more than 200 ms, is kept for that. On a runtime that is
+    /// too busy to end tasks, it may take 100 ms in all cases.
+    ///
     /// # Cancel safety
     /// Cancelled, nothing more is taken in; what is not delivered yet is given up as if the producer
     /// had been dropped, if this was its last handle, and else delivered.
     pub async fn close(self, limit: Duration) -> CloseReport {
-        let margin = STOP_MARGIN.min(limit / 10);
+        let end = Instant::now().checked_add(limit);
+        let margin = STOP_MARGIN.min(limit / 5);
         let inner = &self.inner;
         inner.close();
         let _ = timeout(limit.saturating_sub(margin), self.flush()).await;
         inner.stop.cancel();
         inner.tasks.close();
-        let _ = timeout_at(Instant::now() + STOP_TIMEOUT, inner.tasks.wait()).await;
+        let now = Instant::now();
+        let stopped_by = end.map_or(now + STOP_MAX, |end| {
+            end.clamp(now + STOP_MIN, now + STOP_MAX)
+        });
+        let _ = timeout_at(stopped_by, inner.tasks.wait()).await;
         inner.tally.report()
     }
 
@@ -255,6 +265,27 @@ mod tests {
             shared(report);
         };
         send(shared_types);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_with_a_task_that_does_not_end_returns_by_its_limit() {
+        let producer = producer();
+        producer.inner.tasks.spawn(std::future::pending::<()>());
+        let (began, limit) = (Instant::now(), Duration::from_secs(2));
+        // One whose flush takes all there is.
+        let queue = producer
+            .inner
+            .queues_of(&incarnation(1))
+            .queue(&producer.inner, 0);
+        let record = Record::to("t").value("x");
+        let (encoded, bytes) = producer.inner.measure(&record).unwrap();
+        let queue = queue.unwrap();
+        assert!(queue.room.try_take(bytes));
+        let ticket = queue.push(&encoded, bytes, None).unwrap();
+        producer.close(limit).await;
+        // Timers count in milliseconds.
+        assert!(began.elapsed() <= limit + Duration::from_millis(2));
+        ticket.await.unwrap_err();
     }
 
     #[tokio::test]

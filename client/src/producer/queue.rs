@@ -16,6 +16,7 @@ use super::fate::{BatchFuture, Fate, Ticket};
 use super::report::{Place, Tally};
 use super::room::Room;
 use crate::error::{Error, Outcome, Result};
+use crate::net::Connections;
 
 /// A batch that may be sent.
 #[derive(Debug)]
@@ -31,6 +32,9 @@ pub(super) struct PartitionQueue {
     pub(super) room: Arc<Room>,
     /// Told when there may be something to take.
     pub(super) wake: Notify,
+    /// What brokers take, as far as they have told.
+    connections: Arc<Connections>,
+    batch_bytes: usize,
     linger: Duration,
     delivery_timeout: Duration,
     codec: Codec,
@@ -42,6 +46,8 @@ pub(super) struct PartitionQueue {
 
 struct State {
     builder: BatchBuilder,
+    /// Of the builder.
+    batch_bytes_max: usize,
     open: Option<Open>,
     /// Oldest first; none expires after one behind it.
     ready: VecDeque<ReadyBatch>,
@@ -61,11 +67,10 @@ struct Open {
 }
 
 impl PartitionQueue {
-    /// `batch_bytes_max`: of what brokers take.
     pub(super) fn new(
         place: Place,
         config: &ProducerConfig,
-        batch_bytes_max: usize,
+        connections: Arc<Connections>,
         room: Arc<Room>,
         tally: Arc<Tally>,
     ) -> Self {
@@ -73,13 +78,16 @@ impl PartitionQueue {
             place,
             room,
             wake: Notify::new(),
+            connections,
+            batch_bytes: config.batch_bytes,
             linger: config.linger,
             delivery_timeout: config.delivery_timeout,
             codec: config.compression,
             tally,
             retired: AtomicBool::new(false),
             state: Mutex::new(State {
-                builder: BatchBuilder::new(config.batch_bytes.min(batch_bytes_max)),
+                builder: BatchBuilder::new(config.batch_bytes),
+                batch_bytes_max: config.batch_bytes,
                 open: None,
                 ready: VecDeque::new(),
                 hurry: false,
@@ -99,20 +107,17 @@ impl PartitionQueue {
         deadline: Option<Instant>,
     ) -> Result<Ticket> {
         let taken_in = self.try_push(record, bytes, deadline);
-        match taken_in {
-            Ok((ticket, wake)) => {
-                if wake {
-                    self.wake.notify_one();
-                }
-                Ok(ticket)
-            }
-            Err(error) => {
-                self.room.give_back(bytes);
-                Err(error
-                    .at(&self.place.topic, self.place.partition)
-                    .with_outcome(Outcome::NotWritten))
-            }
-        }
+        taken_in.inspect_err(|_| self.room.give_back(bytes))
+    }
+
+    /// The same with bytes of a reservation: if it fails, they are left to the caller.
+    pub(super) fn push_reserved(
+        &self,
+        record: &RecordRef<'_>,
+        bytes: usize,
+        deadline: Instant,
+    ) -> Result<Ticket> {
+        self.try_push(record, bytes, Some(deadline))
     }
 
     fn try_push(
@@ -120,29 +125,56 @@ impl PartitionQueue {
         record: &RecordRef<'_>,
         bytes: usize,
         deadline: Option<Instant>,
-    ) -> Result<(Ticket, bool)> {
-        let mut state = self.state.lock();
+    ) -> Result<Ticket> {
+        let (mut wake, mut spoiled) = (false, None);
+        let pushed = {
+            let mut state = self.state.lock();
+            self.add(&mut state, record, bytes, deadline, &mut wake, &mut spoiled)
+        };
+        Spoiled::resolve(spoiled);
+        if wake {
+            self.wake.notify_one();
+        }
+        pushed.map_err(|error| {
+            error
+                .at(&self.place.topic, self.place.partition)
+                .with_outcome(Outcome::NotWritten)
+        })
+    }
+
+    fn add(
+        &self,
+        state: &mut State,
+        record: &RecordRef<'_>,
+        bytes: usize,
+        deadline: Option<Instant>,
+        wake: &mut bool,
+        spoiled: &mut Option<Spoiled>,
+    ) -> Result<Ticket> {
         if let Some(error) = &state.closed {
             return Err(error.clone());
         }
-        let mut wake = false;
+        if state.open.is_none() {
+            self.obey_limits(state);
+        }
         let push = |state: &mut State| {
             let pushed = state.builder.push(record);
             pushed.map_err(|error| Error::batch(&error))
         };
-        let mut pushed = push(&mut state)?;
+        let mut pushed = push(state)?;
         if pushed == Push::Full {
-            self.close_open(&mut state);
-            wake = true;
-            pushed = push(&mut state)?;
+            *spoiled = self.close_open(state);
+            *wake = true;
+            self.obey_limits(state);
+            pushed = push(state)?;
         }
         debug_assert!(
             matches!(pushed, Push::Added(_)),
             "an empty batch takes any record"
         );
-        wake |= state.open.is_none();
         if state.open.is_none() {
-            self.open(&mut state);
+            *wake = true;
+            self.open(state);
         }
         let Some(open) = state.open.as_mut() else {
             return Err(Error::closed("batch"));
@@ -150,7 +182,20 @@ impl PartitionQueue {
         if let Some(deadline) = deadline {
             open.expires_at = open.expires_at.min(deadline);
         }
-        Ok((open.fate.add(bytes, record.timestamp_ms), wake))
+        Ok(open.fate.add(bytes, record.timestamp_ms))
+    }
+
+    /// The next batch is as large as the strictest broker takes that is known by now.
+    fn obey_limits(&self, state: &mut State) {
+        let limits = self.connections.limits();
+        let batch_bytes_max = self
+            .batch_bytes
+            .min(limits.batch_bytes_max)
+            .min(limits.uncompressed_batch_bytes_max);
+        if state.batch_bytes_max != batch_bytes_max {
+            state.batch_bytes_max = batch_bytes_max;
+            state.builder = BatchBuilder::new(batch_bytes_max);
+        }
     }
 
     fn open(&self, state: &mut State) {
@@ -174,15 +219,20 @@ impl PartitionQueue {
 
     /// The next batch that may be sent: a full one, or the open one if it has lingered enough.
     pub(super) fn take(&self) -> Option<ReadyBatch> {
-        let mut state = self.state.lock();
-        if state.ready.is_empty() {
-            let lingered = |open: &Open| self.linger.is_zero() || open.due_at <= Instant::now();
-            if state.hurry || state.open.as_ref().is_some_and(lingered) {
-                self.close_open(&mut state);
-                state.hurry = false;
+        let mut spoiled = None;
+        let taken = {
+            let mut state = self.state.lock();
+            if state.ready.is_empty() {
+                let lingered = |open: &Open| self.linger.is_zero() || open.due_at <= Instant::now();
+                if state.hurry || state.open.as_ref().is_some_and(lingered) {
+                    spoiled = self.close_open(&mut state);
+                    state.hurry = false;
+                }
             }
-        }
-        state.ready.pop_front()
+            state.ready.pop_front()
+        };
+        Spoiled::resolve(spoiled);
+        taken
     }
 
     /// When the open batch will have lingered enough; `None` if there is none.
@@ -263,10 +313,9 @@ impl PartitionQueue {
         }
     }
 
-    fn close_open(&self, state: &mut State) {
-        let Some(open) = state.open.take() else {
-            return;
-        };
+    #[must_use]
+    fn close_open(&self, state: &mut State) -> Option<Spoiled> {
+        let open = state.open.take()?;
         let finished = match state.builder.finish(self.codec) {
             // A codec that fails costs compression, not the records.
             Err(_) => state.builder.finish(Codec::None),
@@ -274,7 +323,14 @@ impl PartitionQueue {
         };
         let batch = match finished {
             Ok(batch) => batch,
-            Err(error) => return open.fate.failed(Error::batch(&error), Outcome::NotWritten),
+            Err(error) => {
+                // What is left in the builder goes with its fate.
+                state.builder = BatchBuilder::new(state.batch_bytes_max);
+                return Some(Spoiled {
+                    fate: open.fate,
+                    error: Error::batch(&error),
+                });
+            }
         };
         // Deadlines may come out of order where calls have waited: those before go along.
         for earlier in state.ready.iter_mut().rev() {
@@ -288,6 +344,22 @@ impl PartitionQueue {
             fate: open.fate,
             expires_at: open.expires_at,
         });
+        None
+    }
+}
+
+/// A batch that could not be finished. Its fate is told without the queue's lock: it runs wakers and
+/// the program's hooks.
+struct Spoiled {
+    fate: Fate,
+    error: Error,
+}
+
+impl Spoiled {
+    fn resolve(spoiled: Option<Self>) {
+        if let Some(Self { fate, error }) = spoiled {
+            fate.failed(error, Outcome::NotWritten);
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::timeout_at;
 
 use super::budget::Taken;
 use super::fate::Ticket;
-use super::intake::{Inner, measure, refused};
+use super::intake::{Inner, refused};
 use crate::error::{Error, ErrorKind, Result};
 use crate::record::Record;
 
@@ -71,7 +71,7 @@ impl Reservation {
         if inner.is_closed() {
             return Err(Error::closed("producer"));
         }
-        let (encoded, bytes) = measure(record)?;
+        let (encoded, bytes) = inner.measure(record)?;
         if bytes > self.taken.bytes() {
             let left = self.taken.bytes();
             return Err(Error::new(
@@ -97,7 +97,12 @@ impl Reservation {
         if !queue.room.take_from(&mut self.taken, bytes) {
             return Err(Error::closed("reservation"));
         }
-        queue.push(&encoded, bytes, Some(deadline))
+        let pushed = queue.push_reserved(&encoded, bytes, deadline);
+        if pushed.is_err() {
+            // Closed meanwhile.
+            queue.room.return_to(&mut self.taken, bytes);
+        }
+        pushed
     }
 }
 

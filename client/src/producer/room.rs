@@ -42,6 +42,12 @@ impl Room {
         taken
     }
 
+    /// Undoes [`Self::take_from`].
+    pub(super) fn return_to(&self, reserved: &mut Taken, bytes: usize) {
+        self.load.remove_bytes(bytes);
+        reserved.move_back(&self.share, bytes);
+    }
+
     pub(super) fn give_back(&self, bytes: usize) {
         self.load.remove_bytes(bytes);
         self.share.give_back(bytes);

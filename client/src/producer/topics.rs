@@ -9,7 +9,7 @@ use qute_proto::ids::TopicId;
 use qute_proto::partition::partition_of;
 use tokio::time::Instant;
 
-use super::adaptive::Adaptive;
+use super::adaptive::{Adaptive, repels};
 use super::driver::Driver;
 use super::intake::Inner;
 use super::load::{LoadCell, PartitionLoad};
@@ -111,12 +111,11 @@ impl TopicQueues {
             topic: Arc::clone(&self.topic.name),
             partition,
         };
-        let limits = producer.shared.connections.limits();
         let room = Room::new(producer.budget.share(), LoadCell::new(Instant::now()));
         let queue = Arc::new(PartitionQueue::new(
             place,
             &producer.config,
-            limits.batch_bytes_max,
+            Arc::clone(&producer.shared.connections),
             Arc::new(room),
             Arc::clone(&producer.tally),
         ));
@@ -184,6 +183,20 @@ impl TopicQueues {
         adaptive.pick_other(topic.partitions(), now, &mut rand::rng(), load)
     }
 
+    /// Where a record goes that waits for a partition without being bound to it: `None` while that
+    /// one is well (its turn there comes), or none is better.
+    pub(super) fn refuge(&self, producer: &Inner, topic: &Topic, partition: u32) -> Option<u32> {
+        let is_well = |partition| {
+            let load = self.load_now(producer, topic, partition, Instant::now());
+            !repels(&load)
+        };
+        if is_well(partition) {
+            return None;
+        }
+        let other = self.other_target(producer, topic);
+        is_well(other).then_some(other)
+    }
+
     /// The partition's load; one whose leader's breaker is open takes nothing.
     fn load_now(
         &self,
@@ -197,8 +210,9 @@ impl TopicQueues {
             && let Some(leader) = topic.leader(partition)
             && let Some(address) = producer.shared.metadata.load().address(leader.broker)
         {
-            let refused_until = producer.shared.connections.refused_until(address);
-            load.available = refused_until.is_none();
+            let connections = &producer.shared.connections;
+            load.available =
+                connections.refused_until(address).is_none() || producer.links.is_alive(address);
         }
         load
     }

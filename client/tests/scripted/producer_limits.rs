@@ -350,6 +350,45 @@ async fn batches_are_no_larger_than_the_brokers_accept() {
 }
 
 #[tokio::test]
+async fn batches_obey_a_stricter_broker_that_is_met_later() {
+    let fake = Fake::start(2, 2).await;
+    fake.set_leader(0, 1, 6);
+    fake.set_leader(1, 2, 6);
+    let config = ProducerConfig::default().linger(Duration::from_secs(60));
+    let producer = fake.client().await.producer(config).unwrap();
+    let ticket = producer.enqueue(record("first").partition(0)).await;
+    producer.flush().await;
+    ticket.unwrap().await.unwrap();
+    fake.state.lock().limits = Some(v1::Limits {
+        batch_bytes_max: 2048,
+        record_bytes_max: 1000,
+        ..Default::default()
+    });
+    // Its produce stream is opened only now.
+    let ticket = producer.enqueue(record("other").partition(1)).await;
+    producer.flush().await;
+    ticket.unwrap().await.unwrap();
+    let mut tickets = Vec::new();
+    for value in 0..1000 {
+        tickets.push(producer.enqueue(record(value).partition(0)).await.unwrap());
+    }
+    producer.flush().await;
+    join_all(tickets).await;
+    {
+        let mut state = fake.state.lock();
+        let batches = &state.partition(0).batches;
+        assert!(batches.len() > 2);
+        assert!(batches.iter().all(|(_, batch)| batch.len() <= 2048));
+    }
+    let over = Record::to(TOPIC).partition(0).value(vec![0; 1001]);
+    let refused = producer.send(over).await.unwrap_err();
+    assert_eq!(
+        (refused.kind(), refused.outcome()),
+        (ErrorKind::RecordTooLarge, Some(Outcome::NotWritten))
+    );
+}
+
+#[tokio::test]
 async fn buffer_counts_keys_values_headers_and_overhead() {
     let fake = Fake::start(1, 1).await;
     fake.change(|state| state.partition(0).leader = (0, 0));
