@@ -4,8 +4,8 @@
 //! A token bucket. Each success puts in a fifth of a token, time puts in ten tokens a second (so
 //! that a client with little traffic can retry at all), and it holds a hundred. Each retry takes
 //! one. Who finds it empty does not give up: it waits longer ([`super::Backoff::step_within`]).
-//! Not charged: following a newer leader epoch (bounded by the number of elections) and dialling
-//! (bounded by the breakers).
+//! Not charged: following a newer leader epoch (bounded by the number of elections), dialling
+//! (bounded by the breakers), and waiting without asking anybody.
 
 use std::time::Duration;
 

@@ -203,6 +203,7 @@ impl Driver {
             Next::To { leader, address } => {
                 let link = self.links.get(leader.broker, &address);
                 self.silent_until = None;
+                self.asked = false;
                 self.route.open(link, leader);
             }
             Next::Wait { until, why } => {
