@@ -661,7 +661,7 @@ impl Cluster for Endpoint {
             cluster_id: view.cluster_id,
             formed: true,
             controller: view.controller,
-            founding_brokers: state.addresses.len() as u32,
+            founding_brokers: u32::try_from(state.addresses.len()).unwrap(),
             brokers: view.brokers,
             cluster_index: state.cluster_index,
             topics: 1,
