@@ -97,7 +97,7 @@ pub(super) enum Leave {
 pub(super) struct Begin {
     pub(super) round: u64,
     pub(super) next: u64,
-    /// Neither paused nor ended.
+    /// Neither paused nor ended, nor is its end queued.
     pub(super) wanted: bool,
 }
 
@@ -151,6 +151,24 @@ pub(super) enum Refused {
 impl Slot {
     fn begin_round(&mut self) {
         self.round += 1;
+    }
+
+    /// Nothing more comes: the program has been told so, or will be once it has taken what is queued.
+    fn ends(&self) -> bool {
+        let last = self.queue.back();
+        self.ended || matches!(last, Some((_, Entry::Failed(_) | Entry::End)))
+    }
+
+    /// Queues an entry. Of moves that nothing was read between one is left, so that a broker that
+    /// makes many fills no memory.
+    fn queue(&mut self, from: u64, entry: Entry) {
+        if let Entry::Moved(moved) = &entry
+            && let Some((_, Entry::Moved(before))) = self.queue.back_mut()
+        {
+            before.to = moved.to;
+        } else {
+            self.queue.push_back((from, entry));
+        }
     }
 
     /// Drops what is queued from entry `keep` on; it is fetched anew.
@@ -333,7 +351,7 @@ impl Buffer {
                     Entry::Moved(moved) => moved.from,
                     Entry::Failed(_) | Entry::End => slot.tail,
                 };
-                slot.queue.push_back((from, entry));
+                slot.queue(from, entry);
                 slot.tail = tail;
             }
             _ => return false,
@@ -374,7 +392,7 @@ impl Buffer {
         Some(Begin {
             round: slot.round,
             next: slot.tail,
-            wanted: !slot.paused && !slot.ended,
+            wanted: !slot.paused && !slot.ends(),
         })
     }
 

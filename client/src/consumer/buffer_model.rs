@@ -11,8 +11,9 @@ use proptest::prelude::*;
 use qute_proto::batch::{BatchBuilder, BatchView, Codec, ProducerStamp, RecordRef};
 use qute_proto::ids::ProducerId;
 
-use super::buffer::{Buffer, Entry, Handed, Leave, SlotId, Taken};
+use super::buffer::{Buffer, Entry, Handed, Leave, Moved, SlotId, Taken};
 use super::credit::Pool;
+use crate::error::{Error, ErrorKind};
 
 const SLOTS: usize = 3;
 const PREFETCH: u64 = 4096;
@@ -63,6 +64,14 @@ fn batch(records: u64) -> BatchView {
     };
     let batch = builder.finish(Codec::None).unwrap();
     BatchView::parse(batch.seal(stamp)).unwrap()
+}
+
+fn poll(buffer: &Buffer) -> Option<Entry> {
+    let mut context = Context::from_waker(Waker::noop());
+    match buffer.poll_next(&mut context) {
+        Poll::Ready(Some(Handed::Entry { entry, .. })) => Some(entry),
+        _ => None,
+    }
 }
 
 struct InHand {
@@ -199,6 +208,46 @@ impl Model {
         prop_assert_eq!(positions, expected);
         Ok(())
     }
+}
+
+#[test]
+fn pause_and_resume_over_a_queued_end_do_not_revive_the_partition() {
+    let failed = Entry::Failed(Error::new(ErrorKind::Timeout, "stalled"));
+    for end in [Entry::End, failed] {
+        let mut model = Model::new();
+        model.fetch(0, 2);
+        assert!(model.buffer.push(0, 0, end, 2));
+        model.buffer.pause(&[0]).unwrap();
+        model.sync();
+        model.buffer.resume(&[0]).unwrap();
+        model.sync();
+        assert_eq!(model.reader[0], (2, 2, false));
+        // The batch, then the end, then nothing.
+        assert!(matches!(poll(&model.buffer), Some(Entry::Batch(_))));
+        let end = poll(&model.buffer);
+        assert!(matches!(end, Some(Entry::End | Entry::Failed(_))));
+        assert!(poll(&model.buffer).is_none());
+        model.buffer.seek(0, 1).unwrap();
+        model.sync();
+        assert_eq!(model.reader[0], (3, 1, true), "a seek does");
+    }
+}
+
+#[test]
+fn moves_with_nothing_between_them_are_one() {
+    let model = Model::new();
+    for offset in 0..1000 {
+        let (from, to) = (offset, offset + 1);
+        let error = Error::new(ErrorKind::OffsetOutOfRange, "gone");
+        let moved = Moved { from, to, error };
+        model.buffer.push(0, 0, Entry::Moved(moved), to);
+    }
+    let Some(Entry::Moved(moved)) = poll(&model.buffer) else {
+        panic!("a move");
+    };
+    assert_eq!((moved.from, moved.to), (0, 1000));
+    assert_eq!(model.buffer.positions()[&0], 1000);
+    assert!(poll(&model.buffer).is_none());
 }
 
 proptest! {
