@@ -87,6 +87,8 @@ pub(super) struct Partition {
     pub(super) route: Route,
     pub(super) backoff: Backoff,
     bad_batches: u32,
+    /// How often in a row its offset was out of range.
+    resets: u32,
     /// Since when nobody has served it.
     pub(super) stalled_since: Option<Instant>,
     pub(super) last_failure: Option<String>,
@@ -175,6 +177,7 @@ impl Reader {
             route: Route::None,
             backoff: Backoff::new(&self.shared.config),
             bad_batches: 0,
+            resets: 0,
             stalled_since: Some(Instant::now()),
             last_failure: None,
             leader_until: None,
@@ -251,6 +254,7 @@ impl Reader {
             partition.fresh = false;
         }
         partition.bad_batches = 0;
+        partition.resets = 0;
         partition.backoff.reset();
         partition.stalled_since = None;
         partition.route = if begin.wanted {
@@ -381,6 +385,7 @@ impl Reader {
                 );
                 partition.fresh = false;
                 partition.bad_batches = 0;
+                partition.resets = 0;
                 partition.backoff.reset();
                 let taken = Taken {
                     base_offset: arrived.base_offset,
@@ -469,8 +474,7 @@ impl Reader {
             let (round, to) = (partition.round, bounds.log_start_offset);
             partition.cursor.reset(to);
             self.buffer.begin_at(slot, round, to);
-            self.leave(slot);
-            return self.start(slot);
+            return self.start_after_reset(slot);
         }
         let error = told.with_offset(from);
         let to = match self.out_of_range {
@@ -481,9 +485,25 @@ impl Reader {
         partition.cursor.reset(to);
         let error = error.at(&self.topic.name, partition.number);
         let moved = Entry::Moved(Moved { from, to, error });
-        let round = partition.round;
-        self.leave(slot);
-        self.buffer.push(slot, round, moved, to);
-        self.start(slot);
+        self.buffer.push(slot, partition.round, moved, to);
+        self.start_after_reset(slot);
+    }
+
+    /// A broker that refuses the very offset it named is not asked again and again without a pause.
+    fn start_after_reset(&mut self, slot: SlotId) {
+        let leader = self.leave(slot);
+        let Some(partition) = self.partitions.get_mut(slot) else {
+            return;
+        };
+        partition.resets = partition.resets.saturating_add(1);
+        if partition.resets > 1 && !partition.cursor.is_done() {
+            self.wait(
+                slot,
+                leader,
+                "the offset that the leader named is out of range",
+            );
+        } else {
+            self.start(slot);
+        }
     }
 }

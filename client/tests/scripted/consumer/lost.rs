@@ -5,7 +5,7 @@ use futures::StreamExt;
 use qute_client::{ConsumerEvent, ErrorKind, OffsetBounds, OutOfRange, Position};
 
 use super::fake::{Fake, TOPIC};
-use super::{fill, next, value, write};
+use super::{fill, next, until, value, write};
 
 #[tokio::test]
 async fn s18_offset_below_the_log_start_is_told_and_the_policy_decides() {
@@ -88,6 +88,36 @@ async fn s18_reset_is_an_event_with_both_offsets() {
     }
     assert_eq!(resets, [(0, 0, log_start)]);
     assert_eq!(first, Some(log_start));
+}
+
+#[tokio::test]
+async fn leader_that_refuses_the_offset_it_named_is_asked_until_it_makes_sense() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    // What it says is below its log start, and its log start beyond its end.
+    fake.change(|state| state.partition(0).log_start = 10);
+    let consumer = client
+        .consumer(TOPIC)
+        .start(Position::Offset(0))
+        .out_of_range(OutOfRange::ToStart);
+    let mut consumer = consumer.open().await.unwrap();
+    until(&fake, "asked again", |state| {
+        state.fetch.of_partition(0).len() >= 4
+    })
+    .await;
+    // Told once, whatever else is asked meanwhile.
+    assert!(next(&mut consumer).await.is_err());
+    fake.change(|state| {
+        let partition = state.partition(0);
+        partition.next_offset = 10;
+    });
+    write(&client, 0, 7).await;
+    let record = loop {
+        if let Ok(record) = next(&mut consumer).await {
+            break record;
+        }
+    };
+    assert_eq!((record.offset, value(&record)), (10, 7));
 }
 
 #[tokio::test]
