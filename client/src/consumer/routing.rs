@@ -130,20 +130,23 @@ impl Reader {
             return;
         };
         let Some(topic) = view.topic_by_id(&self.topic.name, self.topic.id) else {
-            self.wait(slot, None, "the topic is not known");
+            self.wait_unasked(slot, None, "the topic is not known");
             return self.confirm_topic();
         };
         let leader = topic.leader(partition.number);
         let server = self.choose(&view, topic, partition);
         let found = server.and_then(|server| Some((server, view.address(server.broker)?)));
         let Some((server, address)) = found else {
-            return self.wait(slot, leader, "no leader is known");
+            return self.wait_unasked(slot, leader, "no leader is known");
         };
-        if let Some(allowed) = self.shared.connections.refused_until(address) {
+        // A stream that is there says more than failures of other calls.
+        if self.live_link(server.broker, address).is_none()
+            && let Some(allowed) = self.shared.connections.refused_until(address)
+        {
             if server.follower {
                 return self.leave_follower(slot, "the broker has failed again and again");
             }
-            self.wait(slot, leader, "the leader has failed again and again");
+            self.wait_unasked(slot, leader, "the leader has failed again and again");
             return self.wait_until(slot, allowed);
         }
         let link = self.link(server.broker, address, view.brokers.len());
@@ -182,11 +185,13 @@ impl Reader {
         }
     }
 
+    fn live_link(&self, broker: BrokerId, address: &Address) -> Option<&Arc<Link>> {
+        let link = self.links.get(&broker)?;
+        (link.address() == address && !link.is_broken()).then_some(link)
+    }
+
     fn link(&mut self, broker: BrokerId, address: &Address, brokers: usize) -> Arc<Link> {
-        if let Some(link) = self.links.get(&broker)
-            && link.address() == address
-            && !link.is_broken()
-        {
+        if let Some(link) = self.live_link(broker, address) {
             return Arc::clone(link);
         }
         self.next_id += 1;
@@ -266,7 +271,15 @@ impl Reader {
         self.route(slot);
     }
 
-    /// Backs off, at the expense of the client's retry budget.
+    /// Backs off: there is nobody to ask. No request has failed, so the retry budget is not charged.
+    fn wait_unasked(&mut self, slot: SlotId, leader: Option<Leader>, cause: &str) {
+        if let Some(partition) = self.partitions.get_mut(slot) {
+            let pause = partition.backoff.step();
+            self.wait_for(slot, leader, cause, pause);
+        }
+    }
+
+    /// Backs off after a request that failed, at the expense of the client's retry budget.
     pub(super) fn wait(&mut self, slot: SlotId, leader: Option<Leader>, cause: &str) {
         let budget = self.shared.connections.budget();
         let now = Instant::now();
