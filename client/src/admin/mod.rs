@@ -16,7 +16,7 @@ use std::fmt;
 use qute_proto::ids::{BrokerId, ClusterId, TopicId};
 use qute_proto::v1;
 
-pub(crate) use offsets::{list_offsets, unknown_partition};
+pub(crate) use offsets::{list_each_offset, list_offsets, unknown_partition};
 
 /// A topic to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]

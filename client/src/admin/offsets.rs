@@ -108,6 +108,24 @@ pub(crate) async fn list_offsets(
     listed.into_iter().collect()
 }
 
+/// The same, each with a result of its own.
+pub(crate) async fn list_each_offset(
+    shared: &Shared,
+    topic: &Topic,
+    queries: &[(u32, OffsetSpec)],
+    deadline: Instant,
+) -> Vec<Result<ListedOffset>> {
+    let queries: Vec<_> = queries
+        .iter()
+        .map(|&(partition, spec)| Query {
+            topic,
+            partition,
+            spec,
+        })
+        .collect();
+    list(shared, &queries, false, deadline).await
+}
+
 #[derive(Clone, Copy)]
 struct Query<'a> {
     topic: &'a Topic,

@@ -13,7 +13,7 @@ use super::buffer::SlotId;
 use super::builder::time_bound;
 use super::reader::Reader;
 use super::routing::Route;
-use crate::admin::{ListedOffset, OffsetSpec, list_offsets};
+use crate::admin::{ListedOffset, OffsetSpec, list_each_offset, list_offsets};
 use crate::error::Result;
 use crate::metadata::Incarnation;
 use crate::record::now_ms;
@@ -28,9 +28,8 @@ pub(super) enum Checked {
         time_ms: u64,
         listed: Result<Vec<ListedOffset>>,
     },
-    Followers {
-        listed: Result<Vec<ListedOffset>>,
-    },
+    /// What the leaders said, those that said anything.
+    Followers(Vec<ListedOffset>),
 }
 
 impl Reader {
@@ -52,7 +51,7 @@ impl Reader {
                 time_ms,
                 listed,
             }) => self.on_time_bound(slot, time_ms, listed),
-            Ok(Checked::Followers { listed }) => self.on_leaders_told(listed),
+            Ok(Checked::Followers(listed)) => self.on_leaders_told(&listed),
             Err(error) => {
                 debug!(target: trace::FETCH, %error, "a check of the consumer's failed");
                 self.confirming_topic = false;
@@ -202,19 +201,19 @@ impl Reader {
             let view = shared.metadata.load();
             let present = view.topic_by_id(&topic.name, topic.id).unwrap_or(&topic);
             let deadline = Instant::now() + patience;
-            let listed = list_offsets(&shared, present, &queries, deadline).await;
-            Checked::Followers { listed }
+            let listed = list_each_offset(&shared, present, &queries, deadline).await;
+            let told = listed.into_iter().filter_map(|one| match one {
+                Ok(offset) => Some(offset),
+                Err(error) => {
+                    debug!(target: trace::FETCH, topic = %topic.name, %error, "a leader does not say how far it is");
+                    None
+                }
+            });
+            Checked::Followers(told.collect())
         });
     }
 
-    fn on_leaders_told(&mut self, listed: Result<Vec<ListedOffset>>) {
-        let listed = match listed {
-            Ok(listed) => listed,
-            Err(error) => {
-                debug!(target: trace::FETCH, topic = %self.topic.name, %error, "leaders do not say how far they are");
-                return;
-            }
-        };
+    fn on_leaders_told(&mut self, listed: &[ListedOffset]) {
         let ends: HashMap<u32, u64> = listed
             .iter()
             .map(|offset| (offset.partition, offset.high_watermark))

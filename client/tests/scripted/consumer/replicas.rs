@@ -205,6 +205,29 @@ async fn follower_that_falls_behind_in_silence_is_left_and_tried_again_later() {
 }
 
 #[tokio::test]
+async fn stale_follower_is_left_although_another_partition_has_no_leader() {
+    let fake = racks(2).await;
+    let client = client_in(&fake, "b").await;
+    for value in 0..10 {
+        write(&client, 0, value).await;
+    }
+    fake.change(|state| {
+        for broker in [2, 3] {
+            let follower = Follower::ServeTo(5);
+            state.fetch.followers.insert(broker, follower);
+        }
+    });
+    let consumer = client.consumer(TOPIC).nearest_replica(true);
+    let consumer = consumer.start(Position::Offset(0)).open();
+    let mut consumer = consumer.await.unwrap();
+    // Nobody knows where its leader is.
+    fake.set_leader(1, 99, 6);
+    for offset in 0..10 {
+        assert_eq!(next(&mut consumer).await.unwrap().offset, offset);
+    }
+}
+
+#[tokio::test]
 async fn reading_goes_back_and_forth_between_replicas_without_a_hole_or_a_double() {
     let fake = racks(2).await;
     let client = client_in(&fake, "b").await;
