@@ -15,6 +15,7 @@
 //! | `control.rs` | the handle beside the stream: pause, resume, seek, positions, lag |
 //! | `buffer.rs` | what is fetched and not taken, and where each partition stands |
 //! | `reader.rs`, `routing.rs`, `checks.rs` | the task: subscriptions; which replica; questions beside them |
+//! | `trial.rs` | a follower that is asked while the leader serves on |
 //! | `cursor.rs` | where reading of one partition stands; never skips, never doubles (pure) |
 //! | `link.rs` | per broker, the fetch stream |
 //! | `credit.rs` | byte credit, of all links together (pure) |
@@ -38,6 +39,7 @@ mod link;
 mod reader;
 mod routing;
 mod stream;
+mod trial;
 
 pub use builder::{Bound, ConsumerBuilder, OutOfRange, Position};
 pub use control::{Buffered, ConsumerControl};

@@ -33,6 +33,7 @@ use super::checks::Checked;
 use super::cursor::{Arrival, Cursor};
 use super::link::{Arrived, Event, Link};
 use super::routing::Route;
+use super::trial::Trial;
 use crate::client::Shared;
 use crate::error::{Error, ErrorKind, OffsetBounds};
 use crate::metadata::Topic;
@@ -94,6 +95,8 @@ pub(super) struct Partition {
     pub(super) last_failure: Option<String>,
     /// Until then no follower is tried again.
     pub(super) leader_until: Option<Instant>,
+    /// A follower that was asked while the leader serves.
+    pub(super) trial: Option<Trial>,
     /// Nothing has come since the last check of followers.
     pub(super) quiet: bool,
     /// The leader had this high watermark at the last check of followers.
@@ -181,6 +184,7 @@ impl Reader {
             stalled_since: Some(Instant::now()),
             last_failure: None,
             leader_until: None,
+            trial: None,
             quiet: false,
             behind: None,
         });
@@ -291,6 +295,9 @@ impl Reader {
                 high_watermark,
             } => {
                 if let Some(&slot) = self.subscriptions.get(&subscription) {
+                    if self.is_on_trial(slot, subscription) {
+                        self.pass_trial(slot);
+                    }
                     self.on_subscribed(slot, log_start_offset, high_watermark);
                 }
             }
@@ -313,11 +320,13 @@ impl Reader {
             Event::Ended {
                 subscription,
                 error,
-            } => {
-                if let Some(&slot) = self.subscriptions.get(&subscription) {
-                    self.on_ended(slot, &error);
+            } => match self.subscriptions.get(&subscription) {
+                Some(&slot) if self.is_on_trial(slot, subscription) => {
+                    self.fail_trial(slot, Error::told(&error).message());
                 }
-            }
+                Some(&slot) => self.on_ended(slot, &error),
+                None => {}
+            },
             Event::Broken { link, cause } => self.on_broken(link, &cause),
         }
     }

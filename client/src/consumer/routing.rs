@@ -2,7 +2,10 @@
 //!
 //! A partition is read from its leader. With a rack, it is read from a follower there, as long as
 //! that one serves: whatever goes wrong with a follower costs a walk to the leader, nothing else,
-//! and the follower is tried again later.
+//! and the follower is tried again later. While it is on trial the leader serves on: a follower that
+//! does not answer costs nothing then (`trial.rs`).
+//!
+//! The producer's partitions have `net/route.rs`, which knows leaders only.
 //!
 //! | what happens | a leader's partition | a follower's |
 //! | --- | --- | --- |
@@ -69,9 +72,9 @@ impl Route {
 
 /// Who is to serve a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Server {
-    broker: BrokerId,
-    follower: bool,
+pub(super) struct Server {
+    pub(super) broker: BrokerId,
+    pub(super) follower: bool,
 }
 
 /// The broker to read from: a follower in `rack`, unless the leader is there or none is alive;
@@ -117,7 +120,12 @@ impl Reader {
         self.shared.config.keep_alive_interval + self.shared.config.keep_alive_timeout
     }
 
-    fn choose(&self, view: &Metadata, topic: &Topic, partition: &Partition) -> Option<Server> {
+    pub(super) fn choose(
+        &self,
+        view: &Metadata,
+        topic: &Topic,
+        partition: &Partition,
+    ) -> Option<Server> {
         let by_leader = partition.leader_until.is_some();
         let rack = self.rack.as_deref().filter(|_| !by_leader);
         let present = partition.route.broker();
@@ -150,24 +158,12 @@ impl Reader {
             return self.wait_until(slot, allowed);
         }
         let link = self.link(server.broker, address, view.brokers.len());
-        let patience = self.patience();
-        let answer_by = Instant::now()
-            + match server.follower {
-                true => patience,
-                false => patience * LEADER_ANSWER_PATIENCE,
-            };
-        self.next_id += 1;
-        let subscription = self.next_id;
+        let Some((subscription, answer_by)) = self.subscribe(slot, &link, server.follower) else {
+            return;
+        };
         let Some(partition) = self.partitions.get_mut(slot) else {
             return;
         };
-        link.subscribe(v1::Subscribe {
-            subscription_id: subscription,
-            topic_id: self.topic.id.to_wire(),
-            partition: partition.number,
-            offset: partition.cursor.next(),
-            follower: server.follower,
-        });
         partition.quiet = false;
         partition.behind = None;
         partition.route = Route::To {
@@ -178,19 +174,50 @@ impl Reader {
             leader,
             answer_by: Some(answer_by),
         };
-        self.subscriptions.insert(subscription, slot);
-        self.arm(answer_by);
         if server.follower {
             self.arm_follower_check();
         }
     }
 
-    fn live_link(&self, broker: BrokerId, address: &Address) -> Option<&Arc<Link>> {
+    /// Subscribes at the cursor; gives the subscription, and when it has to be answered.
+    pub(super) fn subscribe(
+        &mut self,
+        slot: SlotId,
+        link: &Link,
+        follower: bool,
+    ) -> Option<(u64, Instant)> {
+        let patience = self.patience();
+        let answer_by = Instant::now()
+            + match follower {
+                true => patience,
+                false => patience * LEADER_ANSWER_PATIENCE,
+            };
+        let partition = self.partitions.get(slot)?;
+        self.next_id += 1;
+        let subscription = self.next_id;
+        link.subscribe(v1::Subscribe {
+            subscription_id: subscription,
+            topic_id: self.topic.id.to_wire(),
+            partition: partition.number,
+            offset: partition.cursor.next(),
+            follower,
+        });
+        self.subscriptions.insert(subscription, slot);
+        self.arm(answer_by);
+        Some((subscription, answer_by))
+    }
+
+    pub(super) fn live_link(&self, broker: BrokerId, address: &Address) -> Option<&Arc<Link>> {
         let link = self.links.get(&broker)?;
         (link.address() == address && !link.is_broken()).then_some(link)
     }
 
-    fn link(&mut self, broker: BrokerId, address: &Address, brokers: usize) -> Arc<Link> {
+    pub(super) fn link(
+        &mut self,
+        broker: BrokerId,
+        address: &Address,
+        brokers: usize,
+    ) -> Arc<Link> {
         if let Some(link) = self.live_link(broker, address) {
             return Arc::clone(link);
         }
@@ -214,6 +241,7 @@ impl Reader {
 
     /// Leaves the present route, if any, and gives the leader known when it was taken.
     pub(super) fn leave(&mut self, slot: SlotId) -> Option<Leader> {
+        self.end_trial(slot);
         let partition = self.partitions.get_mut(slot)?;
         match std::mem::replace(&mut partition.route, Route::None) {
             Route::To {
@@ -257,9 +285,14 @@ impl Reader {
         }
     }
 
+    /// When a follower that is left now is tried again.
+    pub(super) fn follower_again(&self) -> Instant {
+        Instant::now() + self.patience() * FOLLOWER_AGAIN_PATIENCE
+    }
+
     /// To the leader, for a while.
     fn leave_follower(&mut self, slot: SlotId, cause: &str) {
-        let until = Instant::now() + self.patience() * FOLLOWER_AGAIN_PATIENCE;
+        let until = self.follower_again();
         self.leave(slot);
         let Some(partition) = self.partitions.get_mut(slot) else {
             return;
@@ -312,7 +345,7 @@ impl Reader {
         }
     }
 
-    fn newer_leader(&self, number: u32, than: Option<Leader>) -> bool {
+    pub(super) fn newer_leader(&self, number: u32, than: Option<Leader>) -> bool {
         self.shared.metadata.newer_leader(&self.topic, number, than)
     }
 
@@ -329,9 +362,7 @@ impl Reader {
             // It may be cut off from the others, and its view old.
             self.shared.metadata.request_refresh_elsewhere(broker);
         }
-        if broken.is_empty() {
-            return;
-        }
+        self.end_trials_on(link);
         // One stream, one retry to pay for, however many partitions it served.
         let mut paid: Option<Duration> = None;
         for slot in broken {
@@ -388,8 +419,11 @@ impl Reader {
             .map(|(slot, _)| slot)
             .collect();
         for slot in moved {
-            self.leave(slot);
-            self.route(slot);
+            // From a leader that serves to a follower: once that has answered.
+            if !self.try_follower(slot) {
+                self.leave(slot);
+                self.route(slot);
+            }
         }
     }
 
@@ -435,10 +469,9 @@ impl Reader {
             };
             if due(partition.leader_until) {
                 partition.leader_until = None;
-                if matches!(partition.route, Route::To { .. }) {
-                    self.try_follower(slot);
-                }
+                self.try_follower(slot);
             }
+            self.on_trial_timer(slot, now);
             let Some(partition) = self.partitions.get(slot) else {
                 continue;
             };
@@ -478,29 +511,14 @@ impl Reader {
                 Route::To { answer_by, .. } => *answer_by,
                 Route::None | Route::Off => None,
             };
-            let times = [stalled, route, partition.leader_until];
+            let trial = partition.trial.as_ref().map(|trial| trial.answer_by);
+            let times = [stalled, route, partition.leader_until, trial];
             times.into_iter().flatten().min()
         };
         let timers = self.partitions.iter().filter_map(of);
         let timers = timers.chain(self.next_follower_check);
         if let Some(next) = timers.min() {
             self.arm(next);
-        }
-    }
-
-    /// Back to the nearest replica, if there is one.
-    fn try_follower(&mut self, slot: SlotId) {
-        let view = self.shared.metadata.load();
-        let Some(topic) = view.topic_by_id(&self.topic.name, self.topic.id) else {
-            return;
-        };
-        let Some(partition) = self.partitions.get(slot) else {
-            return;
-        };
-        let server = self.choose(&view, topic, partition);
-        if server.is_some_and(|server| server.follower) {
-            self.leave(slot);
-            self.route(slot);
         }
     }
 

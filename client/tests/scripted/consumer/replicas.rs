@@ -205,6 +205,29 @@ async fn follower_that_falls_behind_in_silence_is_left_and_tried_again_later() {
 }
 
 #[tokio::test]
+async fn follower_that_does_not_answer_when_tried_again_costs_the_leaders_partition_nothing() {
+    let refuse = Follower::Refuse(error(ErrorCode::NotReady));
+    for fault in [Follower::Silent, refuse] {
+        let fake = racks(1).await;
+        fake.change(|state| state.fetch.followers.insert(2, fault));
+        let client = client_in(&fake, "b").await;
+        let mut consumer = open(&client).await;
+        for round in 1..=3u64 {
+            // The first time it is asked alone, then beside the leader.
+            until(&fake, "asked", |state| {
+                let asked = state.fetch.of_partition(0);
+                asked.iter().filter(|one| one.0 == 2).count() as u64 >= round
+            })
+            .await;
+            write(&client, 0, round).await;
+            assert_eq!(next(&mut consumer).await.unwrap().offset, round - 1);
+        }
+        let of_leader = brokers(&fake, 0).into_iter().filter(|one| one.0 == 1);
+        assert_eq!(of_leader.collect::<Vec<_>>(), [(1, 0, false)], "never left");
+    }
+}
+
+#[tokio::test]
 async fn stale_follower_is_left_although_another_partition_has_no_leader() {
     let fake = racks(2).await;
     let client = client_in(&fake, "b").await;
