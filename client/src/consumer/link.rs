@@ -164,12 +164,14 @@ async fn run(
         Ok(Err(status)) => return crate::error::cause_of(&status),
         Err(_) => return "the broker did not accept the stream in time".to_owned(),
     };
+    connections.answered(address);
     loop {
         let response = match responses.message().await {
             Ok(Some(response)) => response,
             Ok(None) => return "the broker ended the stream".to_owned(),
             Err(status) => return crate::error::cause_of(&status),
         };
+        connections.answered(address);
         let Some(shared) = shared.upgrade() else {
             return "nobody listens any more".to_owned();
         };
