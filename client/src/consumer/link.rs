@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::credit::{Credit, Pool};
-use crate::net::{Address, Connections, Lane};
+use crate::net::{Address, Connections, Lane, log_client};
 use crate::stats::Stats;
 use crate::trace;
 
@@ -109,7 +109,6 @@ impl Link {
             }
             if let Some(cause) = cause {
                 debug!(target: trace::FETCH, address = %task_address, cause, "fetch stream ended");
-                connections.discard(&task_address, Lane::Fetch);
                 // The reader may be gone.
                 let _ = events.send(Event::Broken { link: id, cause });
             }
@@ -154,22 +153,32 @@ async fn run(
     shared: &std::sync::Weak<Shared>,
     events: &mpsc::UnboundedSender<Event>,
 ) -> String {
-    let mut client = match connections.log(address, Lane::Fetch).await {
-        Ok(client) => client,
+    let connection = match connections.ready(address, Lane::Fetch).await {
+        Ok(connection) => connection,
         Err(error) => return error.to_string(),
     };
+    let mut client = log_client(connection.channel());
     let opening = client.fetch(UnboundedReceiverStream::new(outbound));
     let mut responses = match timeout(OPEN_TIMEOUT, opening).await {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => return crate::error::cause_of(&status),
-        Err(_) => return "the broker did not accept the stream in time".to_owned(),
+        Ok(Err(status)) => {
+            connections.broken(&connection, &status);
+            return crate::error::cause_of(&status);
+        }
+        Err(_) => {
+            connections.discard(&connection);
+            return "the broker did not accept the stream in time".to_owned();
+        }
     };
     connections.answered(address);
     loop {
         let response = match responses.message().await {
             Ok(Some(response)) => response,
             Ok(None) => return "the broker ended the stream".to_owned(),
-            Err(status) => return crate::error::cause_of(&status),
+            Err(status) => {
+                connections.broken(&connection, &status);
+                return crate::error::cause_of(&status);
+            }
         };
         connections.answered(address);
         let Some(shared) = shared.upgrade() else {

@@ -123,11 +123,11 @@ async fn watch(cache: &MetadataCache) {
 
 /// Follows one broker until its stream ends; gives how many views it sent.
 async fn watch_one(cache: &MetadataCache, address: &Address) -> Result<u64> {
-    let channel = cache.connections.channel(address, Lane::Control).await?;
-    let mut client = cluster_client(channel);
+    let connection = cache.connections.ready(address, Lane::Control).await?;
+    let mut client = cluster_client(connection.channel());
     let opening = client.watch_metadata(v1::WatchMetadataRequest {});
     let ended = |status: &tonic::Status| {
-        cache.connections.broken(address, Lane::Control, status);
+        cache.connections.broken(&connection, status);
         call_error(address, status)
     };
     let mut stream = timeout(ANSWER_TIMEOUT, opening)

@@ -9,8 +9,9 @@
 //!     '------------------------------------- the probe succeeded ---------'
 //! ```
 //!
-//! A failure is one of the connection (refused, reset, silent), never a typed refusal: a broker that
-//! refuses is alive. A silence costs its caller seconds, so one is enough to open. While half-open,
+//! A failure is one of the connection (refused, reset, silent while being made), never a typed
+//! refusal: a broker that refuses is alive; nor an answer that is late over a connection that lives,
+//! which stays in use whatever the breaker says. A silence costs its caller seconds, so one is enough to open. While half-open,
 //! one caller probes and the others are refused; they look again after a moment, since the probe may
 //! have closed it long before its time is over. A probe that nobody ever reports on gives its place
 //! up after a time.
@@ -133,11 +134,6 @@ impl Breaker {
             State::HalfOpen { probe_until } => look_again(now, probe_until),
         };
         (now < until).then_some(until)
-    }
-
-    /// Nothing is wrong: no probe is needed.
-    pub(crate) fn is_closed(&self) -> bool {
-        matches!(self.state, State::Closed { .. })
     }
 }
 

@@ -6,13 +6,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use qute_proto::ids::ClusterId;
-use qute_proto::v1::log_client::LogClient;
 use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
@@ -23,14 +21,11 @@ use super::budget::Budget;
 use super::dial::{Connection, DialError, Dialer, Resolver, check_cluster};
 use super::limits::{BrokerLimits, KnownLimits};
 use super::load::Load;
-use super::{Address, Lane, call_error, log_client, never_sent};
+use super::{Address, Lane, call_error, never_sent};
 use crate::config::ClientConfig;
 use crate::error::{EndpointFailure, Error, ErrorKind, Result};
 use crate::stats::Stats;
 use crate::trace;
-
-/// A call without an answer for this long counts as a failure of the broker.
-const SILENCE: Duration = Duration::from_secs(1);
 
 /// The connections. Cheap to clone.
 #[derive(Clone)]
@@ -107,21 +102,24 @@ impl Connections {
         }
     }
 
-    /// A client of the records' service at `address`.
+    /// The open connection to `address`, made if need be, for calls that outlive this one (streams).
     ///
     /// # Errors
     /// No connection could be made within the connect timeout, or the breaker refuses: nothing was
     /// sent. [`ErrorKind::WrongCluster`] (S28).
-    pub(crate) async fn log(&self, address: &Address, lane: Lane) -> Result<LogClient<Channel>> {
-        Ok(log_client(self.ready(address, lane).await?.channel))
-    }
-
-    /// The channel to `address`, for a call that outlives this one (a stream).
-    pub(crate) async fn channel(&self, address: &Address, lane: Lane) -> Result<Channel> {
-        Ok(self.ready(address, lane).await?.channel)
+    pub(crate) async fn ready(&self, address: &Address, lane: Lane) -> Result<Connection> {
+        let found = self.find(address, lane)?;
+        match found {
+            Found::Open(connection) => Ok(connection),
+            Found::Dialling(dialling) => dialling.await,
+        }
     }
 
     /// Makes one call and reports what became of it to the breaker and to the load of the address.
+    ///
+    /// An answer that does not come in time is no failure for the breaker as long as the socket lives:
+    /// the broker may wait for others, and a connection that is dead is found out by its keep-alive.
+    /// The load hears of it, also if the call is dropped before.
     ///
     /// # Cancel safety
     /// Cancelled, the call may have been carried out.
@@ -145,13 +143,18 @@ impl Connections {
             error,
             unsent: true,
         };
-        let _busy = Busy::begin(self, address);
+        let mut busy = Busy::begin(self, address);
         let connection = match timeout_at(deadline, self.ready(address, lane)).await {
-            Ok(connection) => connection.map_err(unsent)?,
+            Ok(connection) => connection.map_err(|error| {
+                busy.answered = true;
+                unsent(error)
+            })?,
             Err(_) => return Err(silent(true)),
         };
         let began = Instant::now();
-        match timeout_at(deadline, ask(connection.channel.clone())).await {
+        let asked = timeout_at(deadline, ask(connection.channel())).await;
+        busy.answered = asked.is_ok();
+        match asked {
             Ok(Ok(response)) => {
                 self.inner.succeeded(address, Some(began));
                 self.inner.budget.deposit();
@@ -159,8 +162,7 @@ impl Connections {
             }
             Ok(Err(status)) => {
                 if is_of_the_connection(&status) {
-                    // `Unknown` and `Cancelled` can mean a connection that is half dead.
-                    self.inner.drop_connection(address, lane, &connection);
+                    self.discard(&connection);
                     let cause = crate::error::cause_of(&status);
                     self.inner.failed(address, Failure::Told, &cause);
                 } else {
@@ -172,10 +174,9 @@ impl Connections {
                 })
             }
             Err(_) => {
-                // A call that was cut short says nothing.
-                if began.elapsed() >= SILENCE {
+                if connection.is_closed() {
                     self.inner
-                        .failed(address, Failure::Told, "no answer in time");
+                        .failed(address, Failure::Told, "the connection was lost");
                 }
                 Err(silent(false))
             }
@@ -187,20 +188,22 @@ impl Connections {
         self.inner.succeeded(address, None);
     }
 
-    /// Forgets a connection that may be half dead, so that the next use dials anew.
-    pub(crate) fn discard(&self, address: &Address, lane: Lane) {
+    /// Forgets this very connection, which may be half dead, so that the next use dials anew.
+    pub(crate) fn discard(&self, connection: &Connection) {
+        let is_it = |slot: &Slot| matches!(slot, Slot::Open(open) if open.is(connection));
         let mut slots = self.inner.slots.lock();
-        let key = (Arc::clone(address), lane);
-        if matches!(slots.get(&key), Some(Slot::Open(_))) {
-            slots.remove(&key);
+        let before = slots.len();
+        slots.retain(|_, slot| !is_it(slot));
+        if slots.len() < before {
             self.stats.connections_discarded.increment();
         }
     }
 
-    /// A stream over the connection to `address` ended so.
-    pub(crate) fn broken(&self, address: &Address, lane: Lane, status: &Status) {
+    /// A stream over this connection ended so: a broker that ends it in its own words keeps the
+    /// connection.
+    pub(crate) fn broken(&self, connection: &Connection, status: &Status) {
         if is_of_the_connection(status) {
-            self.discard(address, lane);
+            self.discard(connection);
         }
     }
 
@@ -243,14 +246,6 @@ impl Connections {
             .map_or(0.0, |broker| broker.load.cost())
     }
 
-    async fn ready(&self, address: &Address, lane: Lane) -> Result<Connection> {
-        let found = self.find(address, lane)?;
-        match found {
-            Found::Open(connection) => Ok(connection),
-            Found::Dialling(dialling) => dialling.await,
-        }
-    }
-
     /// The open connection, or a dial that is under way, begun if need be.
     fn find(&self, address: &Address, lane: Lane) -> Result<Found> {
         let expected = self.inner.cluster.get().copied();
@@ -266,9 +261,8 @@ impl Connections {
                     slots.remove(&key);
                     return Err(error);
                 }
-                if self.inner.is_closed(address) {
-                    return Ok(Found::Open(open.clone()));
-                }
+                // Whatever dials of other lanes met with: this one is there.
+                return Ok(Found::Open(open.clone()));
             }
             _ => {}
         }
@@ -349,13 +343,6 @@ impl Inner {
         }
     }
 
-    fn is_closed(&self, address: &Address) -> bool {
-        let brokers = self.brokers.lock();
-        brokers
-            .get(address)
-            .is_none_or(|broker| broker.breaker.is_closed())
-    }
-
     /// Asks the breaker for leave to dial.
     fn admit(&self, address: &Address) -> Result<()> {
         let now = Instant::now();
@@ -403,16 +390,6 @@ impl Inner {
             debug!(target: trace::CONNECTION, %address, cause, "calls to this broker fail at once for a while");
         }
     }
-
-    /// Forgets this very connection.
-    fn drop_connection(&self, address: &Address, lane: Lane, connection: &Connection) {
-        let mut slots = self.slots.lock();
-        let key = (Arc::clone(address), lane);
-        if matches!(slots.get(&key), Some(Slot::Open(open)) if open.is(connection)) {
-            slots.remove(&key);
-            self.stats.connections_discarded.increment();
-        }
-    }
 }
 
 /// Why each address of a name failed.
@@ -433,6 +410,9 @@ fn causes(error: &Error) -> String {
 struct Busy<'a> {
     connections: &'a Connections,
     address: &'a Address,
+    began: Instant,
+    /// Else it was given up.
+    answered: bool,
 }
 
 impl<'a> Busy<'a> {
@@ -442,6 +422,8 @@ impl<'a> Busy<'a> {
         Self {
             connections,
             address,
+            began: Instant::now(),
+            answered: false,
         }
     }
 }
@@ -451,11 +433,15 @@ impl Drop for Busy<'_> {
         let mut brokers = self.connections.inner.brokers.lock();
         if let Some(broker) = brokers.get_mut(self.address) {
             broker.load.end();
+            if !self.answered {
+                broker.load.gave_up(self.began.elapsed());
+            }
         }
     }
 }
 
-/// The connection failed rather than the broker refused.
+/// The connection failed rather than the broker refused. `Unknown` and `Cancelled` can mean one that
+/// is half dead.
 fn is_of_the_connection(status: &Status) -> bool {
     matches!(
         status.code(),

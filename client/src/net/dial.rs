@@ -51,7 +51,7 @@ pub(crate) fn system_resolver(address: Address) -> BoxFuture<'static, io::Result
 /// One connection over one socket; it is never replaced unseen.
 #[derive(Clone)]
 pub(crate) struct Connection {
-    pub(super) channel: Channel,
+    channel: Channel,
     /// Set when the socket is gone.
     closed: Arc<AtomicBool>,
     /// The cluster that the broker belongs to; `None`: it has not joined one yet.
@@ -60,6 +60,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// Over it calls are made; cheap.
+    pub(crate) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }

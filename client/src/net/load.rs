@@ -34,6 +34,11 @@ impl Load {
         };
     }
 
+    /// A call was given up after this time, its answer was not waited for: it takes so long at least.
+    pub(super) fn gave_up(&mut self, time: Duration) {
+        self.latency_s = self.latency_s.max(time.as_secs_f64());
+    }
+
     /// What one more call would cost: the expected time in seconds with the queue in front of it.
     pub(super) fn cost(&self) -> f64 {
         f64::from(self.under_way + 1) * self.latency_s.max(1e-6)
@@ -61,5 +66,16 @@ mod tests {
             load.took(Duration::from_millis(1));
         }
         assert!(load.cost() < slow / 10.0);
+    }
+
+    #[test]
+    fn load_rises_with_a_call_that_was_given_up_and_never_falls_by_one() {
+        let mut load = Load::default();
+        load.took(Duration::from_millis(10));
+        let answered = load.cost();
+        load.gave_up(Duration::from_millis(1));
+        assert!((load.cost() - answered).abs() < 1e-12);
+        load.gave_up(Duration::from_millis(300));
+        assert!(load.cost() > 10.0 * answered);
     }
 }

@@ -190,6 +190,78 @@ async fn connection_of_an_unknown_or_cancelled_call_is_discarded_and_a_refusal_k
 }
 
 #[tokio::test]
+async fn connection_that_is_discarded_late_is_not_its_successor() {
+    let fake = Fake::start(1, 1).await;
+    let proxy = Proxy::start(Some(&address_of(&fake).await)).await;
+    let connections = connections(config("unused:1"), &Names::default());
+    let address: Address = proxy.address.to_string().into();
+    // Five streams over one connection end, and each says so.
+    let first = connections.ready(&address, Lane::Produce).await.unwrap();
+    for _ in 0..5 {
+        connections.broken(&first, &tonic::Status::unknown("half dead"));
+        connections.ready(&address, Lane::Produce).await.unwrap();
+    }
+    assert_eq!(proxy.accepted(), 2);
+    let stats = connections.stats.snapshot();
+    assert_eq!(stats.connections_discarded, 1);
+    // In the broker's own words.
+    let second = connections.ready(&address, Lane::Produce).await.unwrap();
+    connections.broken(
+        &second,
+        &tonic::Status::resource_exhausted("too many streams"),
+    );
+    connections.ready(&address, Lane::Produce).await.unwrap();
+    assert_eq!(proxy.accepted(), 2);
+}
+
+#[tokio::test]
+async fn call_that_is_late_or_dropped_counts_as_load_and_never_as_a_dead_broker() {
+    let fake = Fake::start(1, 1).await;
+    let connections = connections(config("unused:1"), &Names::default());
+    let address = address_of(&fake).await;
+    describe(&connections, &address).await.unwrap();
+    let answered = connections.load(&address);
+    let mut last = answered;
+    let long = Instant::now() + Duration::from_secs(3600);
+    for number in 1..=6 {
+        let limit = Instant::now() + Duration::from_millis(20) * number;
+        let silent = async |_| std::future::pending::<Result<tonic::Response<()>, _>>().await;
+        if number % 2 == 0 {
+            let late = connections.call(&address, Lane::Control, limit, silent);
+            assert!(!late.await.unwrap_err().unsent);
+        } else {
+            // As the losers of a race are.
+            let dropped = connections.call(&address, Lane::Control, long, silent);
+            tokio::time::timeout_at(limit, dropped).await.unwrap_err();
+        }
+        let load = connections.load(&address);
+        assert!(load >= last, "{load} after {last}");
+        last = load;
+        assert_eq!(connections.refused_until(&address), None);
+    }
+    assert!(last > answered);
+    describe(&connections, &address).await.unwrap();
+    assert_eq!(connections.stats.snapshot().breaker_openings, 0);
+}
+
+#[tokio::test]
+async fn connection_that_is_open_is_used_whatever_dials_of_other_lanes_meet_with() {
+    let fake = Fake::start(1, 1).await;
+    let names = Names::default();
+    let connections = connections(config("cluster:1"), &names);
+    let address: Address = "cluster:1".into();
+    names.set(&[address_of(&fake).await.parse().unwrap()]);
+    describe(&connections, &address).await.unwrap();
+    names.set(&[refused_address().await]);
+    while connections.refused_until(&address).is_none() {
+        assert!(connections.ready(&address, Lane::Fetch).await.is_err());
+    }
+    connections.ready(&address, Lane::Control).await.unwrap();
+    describe(&connections, &address).await.unwrap();
+    assert_eq!(connections.refused_until(&address), None, "it is alive");
+}
+
+#[tokio::test]
 async fn limits_of_the_brokers_are_learnt_when_connecting() {
     let fake = Fake::start(1, 1).await;
     fake.state.lock().limits = Some(v1::Limits {

@@ -17,7 +17,7 @@ use tracing::debug;
 
 use super::flight::Key;
 use crate::client::Shared;
-use crate::net::{Address, Connections, Lane, never_sent};
+use crate::net::{Address, Connections, Lane, log_client, never_sent};
 use crate::trace;
 
 /// Requests between the partitions and the connection.
@@ -104,10 +104,6 @@ impl Link {
                 None => (false, "the producer was closed".to_owned()),
             };
             debug!(target: trace::PRODUCE, %address, cause, "produce stream ended");
-            // The connection of a stream that was ended from here serves other producers.
-            if !unused.is_cancelled() && !stop.is_cancelled() {
-                connections.discard(&address, Lane::Produce);
-            }
             let cause: Arc<str> = cause.into();
             let waiting = {
                 let mut pending = pending.lock();
@@ -177,15 +173,20 @@ async fn run(
     pending: &Mutex<Pending>,
     unused: &CancellationToken,
 ) -> (bool, String) {
-    let mut client = match connections.log(address, Lane::Produce).await {
-        Ok(client) => client,
+    let connection = match connections.ready(address, Lane::Produce).await {
+        Ok(connection) => connection,
         Err(error) => return (true, error.to_string()),
     };
+    let mut client = log_client(connection.channel());
     let opening = client.produce(ReceiverStream::new(outbound));
     let mut responses = match timeout(OPEN_TIMEOUT, opening).await {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => return (never_sent(&status), crate::error::cause_of(&status)),
+        Ok(Err(status)) => {
+            connections.broken(&connection, &status);
+            return (never_sent(&status), crate::error::cause_of(&status));
+        }
         Err(_) => {
+            connections.discard(&connection);
             return (
                 false,
                 "the broker did not accept the stream in time".to_owned(),
@@ -209,7 +210,10 @@ async fn run(
         let response = match response {
             Ok(Some(response)) => response,
             Ok(None) => return (false, "the broker ended the stream".to_owned()),
-            Err(status) => return (false, crate::error::cause_of(&status)),
+            Err(status) => {
+                connections.broken(&connection, &status);
+                return (false, crate::error::cause_of(&status));
+            }
         };
         connections.answered(address);
         let waiting = pending.lock().waiting.remove(&response.correlation_id);
