@@ -2,7 +2,7 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `topics.rs` | create, list, describe, delete |
+//! | `topics.rs` | create, add partitions, list, describe, delete |
 //! | `cluster.rs` | the state of the cluster, in one round |
 //! | `offsets.rs` | offsets by position or time, from the leaders |
 

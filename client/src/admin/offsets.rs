@@ -1,21 +1,23 @@
 //! Offsets by position or time, from the leader of each partition.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use qute_proto::ids::BrokerId;
+use qute_proto::ids::{BrokerId, TopicId};
 use qute_proto::v1::{self, ErrorCode, offset_query::Position};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use super::{ListedOffset, OffsetQuery, OffsetSpec};
 use crate::client::{Client, Shared};
 use crate::error::{Error, ErrorKind, Result};
-use crate::metadata::{Incarnation, Leader, Metadata, Topic};
+use crate::metadata::{Leader, Metadata, Topic};
 use crate::net::{Backoff, Lane, log_client};
 
-/// Limit of one leader's answer before the partition is asked for again.
+/// Limit of one leader's answer before the partition is asked for again: more than what a leader gives
+/// a partition that has lost its quorum (the broker's `LIST_WITHIN`), so that it can answer for the others.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Client {
@@ -96,34 +98,27 @@ pub(crate) async fn list_offsets(
     if let Some((partition, _)) = queries.iter().find(|(p, _)| *p >= topic.partitions()) {
         return Err(unknown_partition(topic, *partition));
     }
-    let queries: Vec<_> = queries
-        .iter()
-        .map(|&(partition, spec)| Query {
-            topic,
-            partition,
-            spec,
-        })
-        .collect();
-    let listed = list(shared, &queries, true, deadline).await;
+    let listed = list(shared, &queries_of(topic, queries), true, deadline).await;
     listed.into_iter().collect()
 }
 
-/// The same, each with a result of its own.
+/// The same with a result for each query: what keeps one partition does not hide the others.
 pub(crate) async fn list_each_offset(
     shared: &Shared,
     topic: &Topic,
     queries: &[(u32, OffsetSpec)],
     deadline: Instant,
 ) -> Vec<Result<ListedOffset>> {
-    let queries: Vec<_> = queries
-        .iter()
-        .map(|&(partition, spec)| Query {
-            topic,
-            partition,
-            spec,
-        })
-        .collect();
-    list(shared, &queries, false, deadline).await
+    list(shared, &queries_of(topic, queries), false, deadline).await
+}
+
+fn queries_of<'a>(topic: &'a Topic, queries: &[(u32, OffsetSpec)]) -> Vec<Query<'a>> {
+    let query = |&(partition, spec): &(u32, OffsetSpec)| Query {
+        topic,
+        partition,
+        spec,
+    };
+    queries.iter().map(query).collect()
 }
 
 #[derive(Clone, Copy)]
@@ -144,11 +139,12 @@ async fn list(
     let mut backoff = Backoff::new(&shared.config);
     let mut done: BTreeMap<usize, Result<ListedOffset>> = BTreeMap::new();
     let mut failures: HashMap<usize, Error> = HashMap::new();
+    let mut doubts = Doubts::default();
     let mut views = shared.metadata.subscribe();
     loop {
         views.mark_unchanged();
         let view = shared.metadata.load();
-        let missing: Vec<(usize, Query<'_>)> = queries
+        let mut missing: Vec<(usize, Query<'_>)> = queries
             .iter()
             .copied()
             .enumerate()
@@ -176,6 +172,10 @@ async fn list(
         if moved || done.len() == queries.len() {
             continue;
         }
+        missing.retain(|(number, _)| !done.contains_key(number));
+        for (_, query) in &missing {
+            doubts.look_into(shared, query.topic);
+        }
         let now = Instant::now();
         let until = now + backoff.step_within(shared.connections.budget(), now);
         if until >= deadline {
@@ -194,31 +194,64 @@ async fn list(
             // The sender is the client's: never closed.
             while views.changed().await.is_ok() && !missing.iter().any(is_newer) {}
         };
-        if timeout_at(until, news).await.is_err() {
-            // Nobody has told of a new leader: ask.
-            let _ = timeout_at(deadline, shared.metadata.refresh()).await;
-        }
-        for (number, query) in missing {
-            if let Some(error) = gone(shared, query.topic, deadline).await {
-                let error = error.at(&query.topic.name, query.partition);
+        let pause = async {
+            if timeout_at(until, news).await.is_err() {
+                // Nobody has told of a new leader: ask.
+                let _ = timeout_at(deadline, shared.metadata.refresh()).await;
+            }
+        };
+        tokio::pin!(pause);
+        while done.len() < queries.len() {
+            let (id, error) = tokio::select! {
+                gone = doubts.gone() => gone,
+                () = &mut pause => break,
+            };
+            for (number, query) in missing.iter().filter(|(_, query)| query.topic.id == id) {
+                let error = error.clone().at(&query.topic.name, query.partition);
                 if all {
                     return vec![Err(error)];
                 }
-                done.entry(number).or_insert(Err(error));
+                done.insert(*number, Err(error));
             }
         }
     }
 }
 
-/// What became of the topic, if it is not there any more.
-async fn gone(shared: &Shared, topic: &Topic, deadline: Instant) -> Option<Error> {
-    match shared.metadata.incarnation(topic) {
-        Incarnation::Present(_) => None,
-        Incarnation::Missing => {
-            let confirmed = timeout_at(deadline, shared.metadata.confirm(topic)).await;
-            confirmed.ok()??.error(topic)
+/// Topics that the view lacks or knows anew. What became of them is found out while the rounds for
+/// the others go on.
+#[derive(Default)]
+struct Doubts {
+    in_question: HashSet<TopicId>,
+    asked: JoinSet<(TopicId, Option<Error>)>,
+}
+
+impl Doubts {
+    /// Asks about the topic if there is cause to, and nobody asks yet.
+    fn look_into(&mut self, shared: &Shared, topic: &Topic) {
+        let doubtful = shared.metadata.incarnation(topic).error(topic).is_some();
+        if doubtful && self.in_question.insert(topic.id) {
+            let (metadata, topic) = (Arc::clone(&shared.metadata), topic.clone());
+            self.asked.spawn(async move {
+                let told = metadata.confirm(&topic).await;
+                (topic.id, told.and_then(|told| told.error(&topic)))
+            });
         }
-        recreated @ Incarnation::Recreated(_) => recreated.error(topic),
+    }
+
+    /// The next topic that is gone, with what to say of it; none for ever if none is.
+    async fn gone(&mut self) -> (TopicId, Error) {
+        loop {
+            match self.asked.join_next().await {
+                Some(Ok((id, told))) => {
+                    self.in_question.remove(&id);
+                    if let Some(error) = told {
+                        return (id, error);
+                    }
+                }
+                Some(Err(_)) => {}
+                None => return std::future::pending().await,
+            }
+        }
     }
 }
 

@@ -14,13 +14,16 @@ use tonic::{Response, Status};
 
 use super::{
     OffsetSpec, PartitionDescription, ReplicaDescription, ReplicaRole, TopicDescription, TopicSpec,
-    list_offsets,
+    list_each_offset,
 };
 use crate::client::{Client, Shared};
 use crate::error::{Error, ErrorKind, Result};
-use crate::metadata::{ControllerRoute, Topic};
+use crate::metadata::{ControllerRoute, Incarnation, Topic};
 use crate::net::{Address, Backoff, CallError, Lane, cluster_client};
 
+/// Limit of one broker's answer to a change before another one is asked. The change may be made
+/// nevertheless, as if the answer had been lost: asking again does no harm.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long `describe` waits for offsets of partitions whose leader does not answer.
 const OFFSETS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a broker that does not answer may hold up `create`.
@@ -116,8 +119,20 @@ impl Client {
         let call =
             async |mut client: ClusterClient<Channel>| client.add_partitions(request.clone()).await;
         let reply = at_controller(&self.shared, deadline, call, |reply| reply.error.as_ref()).await;
-        let reply = reply.map_err(|refused| refused.error.with_topic(&name.into()))?;
-        self.until_usable(name, Some(topic.id), reply.cluster_index, deadline)
+        let index = match reply {
+            Ok(reply) => reply.cluster_index,
+            // An earlier attempt may have added them, and somebody else more.
+            Err(Refused {
+                error,
+                doubtful: true,
+            }) if error.kind() == ErrorKind::InvalidArgument
+                && self.has_partitions(&topic, partitions, deadline).await? =>
+            {
+                self.shared.metadata.load().cluster_index
+            }
+            Err(Refused { error, .. }) => return Err(error.with_topic(&name.into())),
+        };
+        self.until_usable(name, Some(topic.id), index, deadline)
             .await
     }
 
@@ -165,23 +180,10 @@ impl Client {
         // Leaders that can't be asked leave their offsets open.
         let known = self.shared.metadata.known_topic(name).unwrap_or(known);
         let offsets_deadline = deadline.min(Instant::now() + OFFSETS_TIMEOUT);
-        let asked = topic
-            .partitions
-            .iter()
-            .filter(|p| p.leader.is_some())
-            .map(|p| {
-                let (shared, known, partition) = (&self.shared, &known, p.partition);
-                async move {
-                    list_offsets(
-                        shared,
-                        known,
-                        &[(partition, OffsetSpec::End)],
-                        offsets_deadline,
-                    )
-                    .await
-                }
-            });
-        for listed in join_all(asked).await.into_iter().flatten().flatten() {
+        let led = topic.partitions.iter().filter(|p| p.leader.is_some());
+        let queries: Vec<_> = led.map(|p| (p.partition, OffsetSpec::End)).collect();
+        let listed = list_each_offset(&self.shared, &known, &queries, offsets_deadline).await;
+        for listed in listed.into_iter().flatten() {
             let partition = topic
                 .partitions
                 .iter_mut()
@@ -240,6 +242,20 @@ impl Client {
     /// The view of any broker that is not older than ours (S28).
     async fn view(&self, topics: Vec<String>, deadline: Instant) -> Result<v1::MetadataResponse> {
         self.shared.metadata.view_of_any(topics, deadline).await
+    }
+
+    /// Whether this incarnation has so many partitions or more, by the controller's word.
+    async fn has_partitions(
+        &self,
+        topic: &Topic,
+        partitions: u32,
+        deadline: Instant,
+    ) -> Result<bool> {
+        self.shared.metadata.ask_controller(deadline).await?;
+        Ok(match self.shared.metadata.incarnation(topic) {
+            Incarnation::Present(present) => present.partitions() >= partitions,
+            Incarnation::Recreated(_) | Incarnation::Missing => false,
+        })
     }
 
     async fn has_shape(&self, spec: &TopicSpec, deadline: Instant) -> Result<bool> {
@@ -390,9 +406,8 @@ where
     loop {
         let address = route.next();
         let ask = async |channel| call(cluster_client(channel)).await;
-        let asked = shared
-            .connections
-            .call(&address, Lane::Control, deadline, ask);
+        let limit = deadline.min(Instant::now() + CHANGE_TIMEOUT);
+        let asked = shared.connections.call(&address, Lane::Control, limit, ask);
         match asked.await {
             Ok(reply) => {
                 let Some(error) = error_of(&reply) else {

@@ -229,16 +229,25 @@ impl MetadataCache {
         if self.view.load().cluster_id.is_some() {
             return Ok(());
         }
-        let first = async {
-            if self.view.load().cluster_id.is_some() {
-                return Ok(());
+        loop {
+            let ours = AtomicBool::new(false);
+            let first = async {
+                ours.store(true, Ordering::Relaxed);
+                if self.view.load().cluster_id.is_some() {
+                    return Ok(());
+                }
+                self.take_any(BTreeSet::new(), true, 0, deadline, true)
+                    .await
+            };
+            match timeout_at(deadline, self.first.run(first)).await {
+                // Somebody else's question, with an earlier deadline: there is time for another.
+                Ok(Err(error))
+                    if error.kind() == ErrorKind::NotReady
+                        && !ours.load(Ordering::Relaxed)
+                        && Instant::now() < deadline => {}
+                Ok(result) => return result,
+                Err(_) => return Err(Error::new(ErrorKind::Timeout, "connecting took too long")),
             }
-            self.take_any(BTreeSet::new(), true, 0, deadline, true)
-                .await
-        };
-        match timeout_at(deadline, self.first.run(first)).await {
-            Ok(result) => result,
-            Err(_) => Err(Error::new(ErrorKind::Timeout, "connecting took too long")),
         }
     }
 
@@ -465,8 +474,11 @@ impl MetadataCache {
     /// One search is under way at most, however many ask.
     pub(crate) async fn ask_controller(&self, deadline: Instant) -> Result<()> {
         loop {
-            let limit = Instant::now() + CONFIRM_TIMEOUT;
-            let search = self.search_controller(limit);
+            // From when it begins: callers that wait for a search before it lose none of it.
+            let search = async {
+                let limit = Instant::now() + CONFIRM_TIMEOUT;
+                self.search_controller(limit).await
+            };
             let Ok(found) = timeout_at(deadline, self.confirming.run(search)).await else {
                 return Err(Error::new(
                     ErrorKind::Timeout,

@@ -181,7 +181,9 @@ fn newest(a: Option<Leader>, b: Option<Leader>) -> Option<Leader> {
     }
 }
 
-/// Takes from `other`, the same incarnation, the leaders of a newer epoch. Not those that are no
+/// Takes from `other`, the same incarnation, the leaders of a newer epoch. "No leader" takes away
+/// none: a broker says so of one that it only believes dead; who goes on asking it is held back by
+/// its breaker until a newer one is known. Not those that are no
 /// broker of the cluster: a hint that leads nowhere must not outlive the view that shows it.
 fn keep_newest(topic: &mut Arc<Topic>, other: &Topic, brokers: &BTreeMap<BrokerId, Broker>) {
     let known = |leader: &Leader| brokers.contains_key(&leader.broker);

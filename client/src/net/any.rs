@@ -7,11 +7,13 @@
 //!                        '--> Connections::call: deadline, breaker, load
 //! ```
 //!
+//! A call that loses the race is dropped; the load of its broker hears how long it had taken by then.
+//!
 //! The stack is tower's `Service` and `Retry`. Not used:
 //! - tower's `balance::p2c`: it waits for ever when no endpoint is ready, can't leave out those that
 //!   have failed within the same question, and tells no cause per endpoint;
-//! - tower's `timeout`: the limit of an answer is kept by [`Connections::call`], which tells the
-//!   breaker and the load about it; a call that is merely dropped could not;
+//! - tower's `timeout`: the limit of an answer is kept by [`Connections::call`], which tells a
+//!   connection that was lost from an answer that is late, and names the endpoint;
 //! - tower's `hedge`: it needs a history of latencies, and metadata is asked for rarely.
 //!
 //! Calls that only a leader can serve never come here: they go straight to it.

@@ -11,7 +11,7 @@
 //! | `backoff.rs` | how long to wait: exponential, full jitter, a floor (pure) |
 //! | `load.rs` | per address: how busy it is (pure) |
 //! | `limits.rs` | what the brokers accept, as they told |
-//! | `route.rs` | per partition: to the leader, or waiting (pure); for producers and consumers |
+//! | `route.rs` | per partition of a producer: to the leader, or waiting (pure) |
 
 mod any;
 mod backoff;

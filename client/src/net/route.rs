@@ -1,5 +1,6 @@
-//! The route of one partition's requests: to its leader, or waiting. One piece for producers and
-//! consumers; each keeps what it needs of a leader's link as the target `T`.
+//! The route of one partition's requests: to its leader, or waiting. Used by the producers, which
+//! keep the leader's link as the target `T`. Consumers, which may also read from followers, have a
+//! route of their own (`consumer/routing.rs`) by the same rules.
 //!
 //! ```text
 //!            leader known                fail: no newer leader

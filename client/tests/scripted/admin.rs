@@ -135,6 +135,20 @@ async fn add_partitions_whose_answer_is_lost_adds_them_once() {
 }
 
 #[tokio::test]
+async fn add_partitions_whose_answer_is_lost_succeeds_though_somebody_has_added_more() {
+    let fake = Fake::start(1, 1).await;
+    fake.change(|state| {
+        state.cut_add = true;
+        state.added_elsewhere = 2;
+    });
+    let client = fake.client().await;
+    let topic = client.add_partitions(TOPIC, 3).await.unwrap();
+    assert_eq!(topic.partitions.len(), 5);
+    let fewer = client.add_partitions(TOPIC, 3).await.unwrap_err();
+    assert_eq!(fewer.kind(), ErrorKind::InvalidArgument);
+}
+
+#[tokio::test]
 async fn add_partitions_that_can_not_be_is_refused_with_the_topic_named() {
     let fake = Fake::start(1, 3).await;
     let client = fake.client().await;
@@ -313,6 +327,46 @@ async fn list_offsets_of_many_topics_gives_each_its_own_result() {
     // Broker 1 for all that it was thought to lead, then the one that moved.
     assert_eq!(fake.state.lock().offset_calls, 2);
     assert!(client.list_offsets_many(&[]).await.is_empty());
+}
+
+#[tokio::test]
+async fn list_offsets_of_a_vanished_topic_does_not_hold_up_the_others() {
+    let fake = Fake::start(2, 2).await;
+    let client = fake.client().await;
+    client
+        .create_topic(TopicSpec::new("other").partitions(1))
+        .await
+        .unwrap();
+    // Both wait for a leader; then one topic seems to vanish, and nobody can say what became of it.
+    fake.change(|state| {
+        for number in 0..2 {
+            state.partition(number).leader = (0, 0);
+        }
+        state.topics.get_mut("other").unwrap().1[0].leader = (0, 0);
+    });
+    let query = |topic: &str, partition| OffsetQuery::new(topic, partition, OffsetSpec::End);
+    let listing = tokio::spawn({
+        let client = client.clone();
+        let queries = [query("other", 0), query(TOPIC, 0), query(TOPIC, 1)];
+        async move { client.list_offsets_many(&queries).await }
+    });
+    let calls = fake.state.lock().metadata.total;
+    fake.wait_for(|fake| fake.state.lock().metadata.total >= calls + 2)
+        .await;
+    fake.change(|state| {
+        state.cluster_index += 1;
+        state.controller = 99;
+        state.topics.remove("other").unwrap();
+        state.partition(0).leader = (1, 6);
+        state.partition(1).leader = (2, 6);
+    });
+    let listed = listing.await.unwrap();
+    let kinds: Vec<_> = listed
+        .iter()
+        .map(|result| result.as_ref().map(|listed| listed.leader_epoch))
+        .map(|result| result.map_err(qute_client::Error::kind))
+        .collect();
+    assert_eq!(kinds, [Err(ErrorKind::Timeout), Ok(6), Ok(6)]);
 }
 
 #[tokio::test]

@@ -106,6 +106,8 @@ pub struct State {
     pub faults: BTreeMap<u64, Vec<String>>,
     /// The next call to add partitions: add them, then fail the call.
     pub cut_add: bool,
+    /// So many partitions more, which somebody else adds right after that.
+    pub added_elsewhere: usize,
     /// What brokers that are cut off from the others believe.
     pub old_views: BTreeMap<u64, v1::MetadataResponse>,
     pub flip_bit_in_fetch: bool,
@@ -181,6 +183,7 @@ impl Fake {
             created_leader: (1, 1),
             faults: BTreeMap::new(),
             cut_add: false,
+            added_elsewhere: 0,
             old_views: BTreeMap::new(),
             flip_bit_in_fetch: false,
             fetched_bytes: 0,
@@ -750,6 +753,12 @@ impl Cluster for Endpoint {
             }
             let info = topic_info(&request.name, &(*id, partitions.clone()));
             if std::mem::take(&mut state.cut_add) {
+                let more = partitions.len() + std::mem::take(&mut state.added_elsewhere);
+                let leader = partitions.first().map_or((1, 1), |first| first.leader);
+                partitions.resize_with(more, || Partition {
+                    leader,
+                    ..Partition::default()
+                });
                 return Err(Status::unavailable("cut"));
             }
             Ok(Response::new(v1::AddPartitionsResponse {
