@@ -12,8 +12,8 @@ mod fake;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use fake::{Fake, Produce, TOPIC, error, not_leader};
@@ -24,6 +24,7 @@ use qute_client::{Client, ConsumedRecord, ProducerConfig, Record};
 use qute_proto::v1::ErrorCode;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record as Values};
+use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// A span or an event, with what was recorded of it.
@@ -105,6 +106,21 @@ impl Subscriber for Recorder {
     fn exit(&self, _span: &Id) {}
 }
 
+/// Records on this thread.
+fn record() -> (Recorder, DefaultGuard) {
+    listen_on_every_thread();
+    let recorder = Recorder::default();
+    let recording = tracing::subscriber::set_default(recorder.clone());
+    (recorder, recording)
+}
+
+/// `tracing` remembers of each span and event in the source whether anybody wants it. It may ask only
+/// the subscriber of the thread that comes by first: without one there, it is lost to the other tests.
+fn listen_on_every_thread() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing::subscriber::set_global_default(Recorder::default()).unwrap());
+}
+
 fn keys(seen: &Seen) -> Vec<&str> {
     seen.fields.keys().map(String::as_str).collect()
 }
@@ -116,8 +132,7 @@ async fn read_all(client: &Client) -> Vec<ConsumedRecord> {
 
 #[tokio::test]
 async fn spans_and_events_have_the_documented_targets_names_and_fields() {
-    let recorder = Recorder::default();
-    let _recording = tracing::subscriber::set_default(recorder.clone());
+    let (recorder, _recording) = record();
     let fake = Fake::start(1, 1).await;
     let mut refusals = 1;
     fake.on_produce(move |_, _| {
@@ -171,12 +186,11 @@ async fn spans_and_events_have_the_documented_targets_names_and_fields() {
 
 #[tokio::test]
 async fn connection_and_refresh_that_fail_say_so_in_their_spans() {
-    let recorder = Recorder::default();
-    let _recording = tracing::subscriber::set_default(recorder.clone());
-    // Nobody listens there any more.
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let (recorder, _recording) = record();
+    // Nobody listens there, and nobody else can come to.
+    let unheard = tokio::net::TcpSocket::new_v4().unwrap();
+    unheard.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = unheard.local_addr().unwrap().to_string();
     Client::connect(&address).await.unwrap_err();
     let connect = &recorder.named(CONNECTION, "connect")[0];
     assert_eq!(connect.fields["address"], address);
@@ -187,8 +201,7 @@ async fn connection_and_refresh_that_fail_say_so_in_their_spans() {
 
 #[tokio::test]
 async fn batch_that_fails_ends_its_span_with_the_outcome() {
-    let recorder = Recorder::default();
-    let _recording = tracing::subscriber::set_default(recorder.clone());
+    let (recorder, _recording) = record();
     let fake = Fake::start(1, 1).await;
     fake.on_produce(|_, _| Produce::Refuse(error(ErrorCode::InvalidArgument)));
     let client = fake.client().await;
@@ -202,6 +215,7 @@ async fn batch_that_fails_ends_its_span_with_the_outcome() {
 
 #[tokio::test]
 async fn stats_count_what_all_handles_of_a_client_did() {
+    listen_on_every_thread();
     let fake = Fake::start(2, 1).await;
     let mut count = 0;
     fake.on_produce(move |broker, header| {
