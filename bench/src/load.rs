@@ -142,14 +142,17 @@ impl Schedule {
         }
         let due = match self.rate {
             None => Instant::now(),
-            Some(rate) => {
-                #[allow(clippy::cast_precision_loss)]
-                let due = self.start + Duration::from_secs_f64(number as f64 / rate);
-                tokio::time::sleep_until(due.into()).await;
-                due
-            }
+            #[allow(clippy::cast_precision_loss)]
+            Some(rate) => self.start + Duration::from_secs_f64(number as f64 / rate),
         };
-        (self.end.is_none_or(|end| due < end)).then_some((number, due))
+        // Before the rest, not after it: at one record a second that of the last sender is long.
+        if self.end.is_some_and(|end| due >= end) {
+            return None;
+        }
+        if self.rate.is_some() {
+            tokio::time::sleep_until(due.into()).await;
+        }
+        Some((number, due))
     }
 
     fn stamp(&self, due: Instant) -> u64 {
