@@ -118,11 +118,7 @@ impl MetadataCache {
 
     /// Whether a leader of a newer epoch, and where it is, is known for a partition of this incarnation.
     pub(crate) fn newer_leader(&self, topic: &Topic, partition: u32, than: Option<Leader>) -> bool {
-        let view = self.view.load();
-        view.topic_by_id(&topic.name, topic.id)
-            .and_then(|topic| topic.leader(partition))
-            .filter(|known| view.address(known.broker).is_some())
-            .is_some_and(|known| than.is_none_or(|than| known.epoch > than.epoch))
+        self.view.load().has_newer(topic, partition, than)
     }
 
     /// Takes in a broker's full answer.

@@ -88,6 +88,18 @@ impl Metadata {
         (!address.is_empty()).then_some(address)
     }
 
+    /// The leader of a partition of this incarnation, and where it is.
+    pub(crate) fn leader_of(&self, topic: &Topic, partition: u32) -> Option<(Leader, &Address)> {
+        let leader = self.topic_by_id(&topic.name, topic.id)?.leader(partition)?;
+        Some((leader, self.address(leader.broker)?))
+    }
+
+    /// Whether a leader of a newer epoch is known for it, and where that one is.
+    pub(crate) fn has_newer(&self, topic: &Topic, partition: u32, than: Option<Leader>) -> bool {
+        self.leader_of(topic, partition)
+            .is_some_and(|(known, _)| than.is_none_or(|than| known.epoch > than.epoch))
+    }
+
     /// The view that follows from this one and a broker's full answer; `None`: nothing new.
     pub(crate) fn merged(&self, response: &v1::MetadataResponse) -> Result<Option<Self>> {
         let Some(cluster_id) = ClusterId::from_wire(&response.cluster_id) else {

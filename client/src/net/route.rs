@@ -28,7 +28,6 @@
 //! }
 //! ```
 
-use qute_proto::ids::TopicId;
 use tokio::time::Instant;
 
 use super::{Address, Backoff, Budget};
@@ -115,7 +114,7 @@ impl<T> Route<T> {
             return Next::TopicMissing;
         }
         let wait = |until, why| Next::Wait { until, why };
-        match leader_of(view, &topic.name, topic.id, partition) {
+        match view.leader_of(topic, partition) {
             Some((leader, address)) => match refused_until(address) {
                 None => Next::To {
                     leader,
@@ -177,7 +176,7 @@ impl<T> Route<T> {
         retry: Retry<'_>,
     ) -> Option<T> {
         let target = self.leave();
-        if !self.has_newer(view, topic, partition) {
+        if !view.has_newer(topic, partition, self.left) {
             self.wait(None, retry);
         }
         target
@@ -208,7 +207,7 @@ impl<T> Route<T> {
         partition: u32,
     ) -> (bool, Option<T>) {
         let than = self.leader().or(self.left);
-        if self.is_idle() || !is_newer(view, topic, partition, than) {
+        if self.is_idle() || !view.has_newer(topic, partition, than) {
             return (false, None);
         }
         (true, self.leave())
@@ -233,34 +232,13 @@ impl<T> Route<T> {
             State::Idle | State::Waiting { .. } => None,
         }
     }
-
-    fn has_newer(&self, view: &Metadata, topic: &Topic, partition: u32) -> bool {
-        is_newer(view, topic, partition, self.left)
-    }
-}
-
-/// Whether a leader of a newer epoch is known, and where it is.
-fn is_newer(view: &Metadata, topic: &Topic, partition: u32, than: Option<Leader>) -> bool {
-    leader_of(view, &topic.name, topic.id, partition)
-        .is_some_and(|(known, _)| than.is_none_or(|than| known.epoch > than.epoch))
-}
-
-fn leader_of<'a>(
-    view: &'a Metadata,
-    name: &str,
-    id: TopicId,
-    partition: u32,
-) -> Option<(Leader, &'a Address)> {
-    let leader = view.topic_by_id(name, id)?.leader(partition)?;
-    let address = view.address(leader.broker)?;
-    (!address.is_empty()).then_some((leader, address))
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use qute_proto::ids::{BrokerId, ClusterId};
+    use qute_proto::ids::{BrokerId, ClusterId, TopicId};
     use qute_proto::v1;
 
     use super::*;
