@@ -219,6 +219,19 @@ async fn describe_topic_gives_leaders_and_offsets_and_deleted_ones_are_unknown()
 }
 
 #[tokio::test]
+async fn delete_topic_is_not_held_up_by_a_controller_that_never_answers() {
+    let fake = Fake::start(2, 1).await;
+    let config = ClientConfig::new(&fake.bootstrap()).unwrap();
+    let client = Client::connect_with(config.call_timeout(Duration::from_secs(60)))
+        .await
+        .unwrap();
+    // Its connection lives, and another one has been elected since.
+    fake.state.lock().deposed_on_delete = Some(2);
+    client.delete_topic(TOPIC).await.unwrap();
+    assert!(fake.state.lock().topics.is_empty());
+}
+
+#[tokio::test]
 async fn s28_delete_made_again_leaves_the_next_incarnation_alone() {
     let fake = Fake::start(1, 1).await;
     let client = fake.client().await;

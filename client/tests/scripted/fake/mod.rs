@@ -98,6 +98,8 @@ pub struct State {
     pub cut_create: bool,
     /// Delete calls: delete the topic, somebody makes it again at once, and the call fails.
     pub recreate_after_delete: bool,
+    /// The next delete call: this broker becomes the controller, and the call is never answered.
+    pub deposed_on_delete: Option<u64>,
     /// How many create calls there were.
     pub creates: usize,
     /// Who leads created topics, and since which epoch.
@@ -179,6 +181,7 @@ impl Fake {
             fetch_overdraft: 0,
             cut_create: false,
             recreate_after_delete: false,
+            deposed_on_delete: None,
             creates: 0,
             created_leader: (1, 1),
             faults: BTreeMap::new(),
@@ -774,6 +777,11 @@ impl Cluster for Endpoint {
         request: Request<v1::DeleteTopicRequest>,
     ) -> Result<Response<v1::DeleteTopicResponse>, Status> {
         let v1::DeleteTopicRequest { name, topic_id } = request.into_inner();
+        let successor = self.fake.state.lock().deposed_on_delete.take();
+        if let Some(successor) = successor {
+            self.fake.change(|state| state.controller = successor);
+            std::future::pending::<()>().await;
+        }
         self.fake.change(|state| {
             state.cluster_index += 1;
             let wanted = |id: &TopicId| topic_id.is_empty() || id.to_wire() == topic_id;
