@@ -53,7 +53,9 @@ pub enum Bound {
     TimeMs(u64),
 }
 
-/// What to do when an offset is proven out of range. Either way the program is told.
+/// What to do when an offset is proven out of range: one to begin at that the log does not reach
+/// (whatever the bound by [`Bound::End`]), or one whose records were deleted. Either way the program is
+/// told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OutOfRange {
     /// The partition stops after the error.
@@ -293,11 +295,17 @@ impl ConsumerBuilder {
                 }
             };
             let high_watermark = found.iter().map(|(_, offset)| offset.high_watermark).max();
+            let cursor = Cursor::new(next, end);
+            // Not read, for having nothing to read: who named an offset that is not there is told.
+            let beyond_end = cursor.is_done()
+                && matches!(start, Position::Offset(_))
+                && high_watermark.is_some_and(|high_watermark| next > high_watermark);
             Planned {
                 partition,
-                cursor: Cursor::new(next, end),
+                cursor,
                 end_ms,
                 high_watermark,
+                beyond_end,
             }
         };
         Ok(partitions.iter().map(plan).collect())

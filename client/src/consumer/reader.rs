@@ -74,6 +74,8 @@ pub(super) struct Planned {
     pub(super) end_ms: Option<u64>,
     /// If it is known.
     pub(super) high_watermark: Option<u64>,
+    /// It begins beyond its end: the leader is asked whether that is out of range.
+    pub(super) beyond_end: bool,
 }
 
 pub(super) struct Partition {
@@ -83,6 +85,8 @@ pub(super) struct Partition {
     pub(super) round: u64,
     pub(super) end_ms: Option<u64>,
     pub(super) looking_up_bound: bool,
+    /// It begins beyond its end, and the leader has not said yet whether that is out of range.
+    pub(super) beyond_end: bool,
     /// Added while the topic was read: begins wherever its log does.
     pub(super) fresh: bool,
     pub(super) route: Route,
@@ -170,12 +174,18 @@ impl Reader {
         if let Some(high_watermark) = planned.high_watermark {
             self.buffer.saw(slot, high_watermark);
         }
+        // Followers can't tell what is out of range (S18).
+        let leader_until = planned.beyond_end.then(|| self.follower_again());
+        if let Some(until) = leader_until {
+            self.arm(until);
+        }
         self.partitions.push(Partition {
             number: planned.partition,
             cursor: planned.cursor,
             round: 0,
             end_ms: planned.end_ms,
             looking_up_bound: false,
+            beyond_end: planned.beyond_end,
             fresh,
             route: Route::None,
             backoff: Backoff::new(&self.shared.config),
@@ -183,7 +193,7 @@ impl Reader {
             resets: 0,
             stalled_since: Some(Instant::now()),
             last_failure: None,
-            leader_until: None,
+            leader_until,
             trial: None,
             quiet: false,
             behind: None,
@@ -231,7 +241,7 @@ impl Reader {
         let Some(partition) = self.partitions.get_mut(slot) else {
             return;
         };
-        if partition.cursor.is_done() {
+        if partition.cursor.is_done() && !partition.beyond_end {
             self.finish(slot, None);
             return;
         }
@@ -256,6 +266,7 @@ impl Reader {
         if partition.cursor.next() != begin.next {
             partition.cursor.reset(begin.next);
             partition.fresh = false;
+            partition.beyond_end = false;
         }
         partition.bad_batches = 0;
         partition.resets = 0;
@@ -345,7 +356,13 @@ impl Reader {
         if log_start_offset <= partition.cursor.next() {
             partition.fresh = false;
         }
+        let read = partition.cursor.is_done();
+        partition.beyond_end = false;
         self.buffer.saw(slot, high_watermark);
+        if read {
+            // It began beyond its end, and the log has grown so far since.
+            self.finish(slot, None);
+        }
     }
 
     fn on_batch(&mut self, slot: SlotId, high_watermark: u64, arrived: Arrived) {
@@ -477,6 +494,7 @@ impl Reader {
         if (bounds.log_start_offset..=bounds.high_watermark).contains(&from) {
             return self.fail(slot, "the leader contradicts itself about its offsets");
         }
+        partition.beyond_end = false;
         self.buffer.correct(slot, bounds.high_watermark);
         if partition.fresh && from < bounds.log_start_offset {
             // Its start is wanted, wherever that is: nothing is lost.

@@ -449,6 +449,7 @@ impl Reader {
                     cursor: Cursor::new(0, end),
                     end_ms,
                     high_watermark: None,
+                    beyond_end: false,
                 };
                 self.add(planned, true)
             })

@@ -2,7 +2,7 @@
 //! is told.
 
 use futures::StreamExt;
-use qute_client::{ConsumerEvent, ErrorKind, OffsetBounds, OutOfRange, Position};
+use qute_client::{Bound, ConsumerEvent, ErrorKind, OffsetBounds, OutOfRange, Position};
 
 use super::fake::{Fake, TOPIC};
 use super::{fill, next, until, value, write};
@@ -138,4 +138,59 @@ async fn s18_offset_beyond_the_end_goes_to_the_end_by_policy() {
     assert_eq!(consumer.positions()[&0], 10);
     write(&client, 0, 10).await;
     assert_eq!(value(&next(&mut consumer).await.unwrap()), 10);
+}
+
+#[tokio::test]
+async fn s18_start_beyond_the_end_with_the_end_as_bound_is_told_and_the_policy_decides() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    fill(&client, 0..10).await;
+    let bounds = [Bound::End, Bound::TimeMs(1)];
+    let policies = [
+        (OutOfRange::Stop, 0),
+        (OutOfRange::ToStart, 10),
+        (OutOfRange::ToEnd, 0),
+    ];
+    for (policy, read) in policies {
+        for start in [11, 1000, u64::MAX] {
+            let consumer = client
+                .consumer(TOPIC)
+                .start(Position::Offset(start))
+                .until_end();
+            let mut consumer = consumer.out_of_range(policy).open().await.unwrap();
+            let told = next(&mut consumer).await.unwrap_err();
+            assert_eq!(
+                (told.kind(), told.offset()),
+                (ErrorKind::OffsetOutOfRange, Some(start))
+            );
+            assert_eq!(told.bounds().unwrap().high_watermark, 10);
+            let rest: Vec<_> = consumer.collect().await;
+            assert_eq!(rest.len(), read, "{policy:?} from {start}");
+        }
+    }
+    // A bound by time lies at or before the end.
+    for bound in bounds {
+        let consumer = client.consumer(TOPIC).start(Position::Offset(1000));
+        let mut consumer = consumer.until(bound).open().await.unwrap();
+        let told = next(&mut consumer).await.unwrap_err();
+        assert_eq!(told.kind(), ErrorKind::OffsetOutOfRange);
+        assert!(consumer.next().await.is_none());
+    }
+}
+
+#[tokio::test]
+async fn s18_start_beyond_an_end_that_the_log_has_reached_since_is_no_loss() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    fill(&client, 0..10).await;
+    for (start, events) in [(10, 1), (11, 1)] {
+        let consumer = client.consumer(TOPIC).start(Position::Offset(start));
+        let consumer = consumer.until_end().open().await.unwrap();
+        // The reader's task has not run yet.
+        fake.change(|state| state.partition(0).next_offset = 20);
+        let read: Vec<_> = consumer.into_events().collect().await;
+        assert_eq!(read.len(), events, "{read:?}");
+        assert!(matches!(read[0], ConsumerEvent::End { .. }), "{read:?}");
+        fake.change(|state| state.partition(0).next_offset = 10);
+    }
 }
