@@ -53,7 +53,9 @@ impl Client {
     }
 
     /// Connects with the given settings: tries all addresses and returns once one of them has
-    /// given its view of the cluster.
+    /// given its view of the cluster. A cluster that is forming is waited for until the call timeout;
+    /// nobody listening at any address is told at once: use [`Client::lazy`] or a loop to wait for a
+    /// cluster.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -64,8 +66,9 @@ impl Client {
         Ok(client)
     }
 
-    /// A client that has not connected yet: the first call does. Must be called inside a tokio
-    /// runtime.
+    /// A client that has not connected yet. Its producers and consumers wait for the cluster until
+    /// their own deadlines; its other calls connect first, as [`Client::connect_with`] does. Must be
+    /// called inside a tokio runtime.
     ///
     /// # Errors
     /// [`crate::ErrorKind::Config`].
@@ -123,8 +126,8 @@ impl Client {
     /// other can write to it (S28).
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Timeout`] if no broker is that far within the client's call timeout,
-    /// [`crate::ErrorKind::Unreachable`].
+    /// [`crate::ErrorKind::Timeout`] once the client's call timeout has passed and no broker is that
+    /// far; [`crate::ErrorKind::Unreachable`] at once, if the client has never reached its cluster.
     ///
     /// # Cancel safety
     /// Nothing is lost.

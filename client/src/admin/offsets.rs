@@ -36,6 +36,7 @@ impl Client {
         queries: &[(u32, OffsetSpec)],
     ) -> Result<Vec<ListedOffset>> {
         let deadline = Instant::now() + self.shared.config.call_timeout;
+        self.shared.metadata.first_view(deadline).await?;
         let topic = self.shared.metadata.topic(topic, deadline).await?;
         list_offsets(&self.shared, &topic, queries, deadline).await
     }
@@ -52,7 +53,10 @@ impl Client {
         let deadline = Instant::now() + self.shared.config.call_timeout;
         let names: BTreeSet<&str> = queries.iter().map(|query| query.topic.as_str()).collect();
         let found = names.into_iter().map(async |name| {
-            let topic = self.shared.metadata.topic(name, deadline).await;
+            let topic = match self.shared.metadata.first_view(deadline).await {
+                Ok(()) => self.shared.metadata.topic(name, deadline).await,
+                Err(error) => Err(error),
+            };
             (name, topic)
         });
         let topics: HashMap<&str, Result<Arc<Topic>>> = join_all(found).await.into_iter().collect();

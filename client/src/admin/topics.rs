@@ -136,10 +136,10 @@ impl Client {
             .await
     }
 
-    /// All topics, by name, without offsets.
+    /// All topics, by name, without offsets. Retries by itself until the client's call timeout.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`].
+    /// [`ErrorKind::Unreachable`], [`ErrorKind::Timeout`].
     ///
     /// # Cancel safety
     /// Nothing is lost: it only reads.
@@ -152,6 +152,7 @@ impl Client {
     }
 
     /// One topic: partitions, leaders, replicas, and offsets where the leader answers within 2 s.
+    /// Retries by itself until the client's call timeout.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownTopic`], [`ErrorKind::Unreachable`], [`ErrorKind::Timeout`].
@@ -160,6 +161,7 @@ impl Client {
     /// Nothing is lost: it only reads.
     pub async fn describe_topic(&self, name: &str) -> Result<TopicDescription> {
         let deadline = Instant::now() + self.shared.config.call_timeout;
+        self.shared.metadata.first_view(deadline).await?;
         let known = self.shared.metadata.topic(name, deadline).await?;
         let find = |response: &v1::MetadataResponse| -> Result<Option<TopicDescription>> {
             Ok(read_topics(response)?

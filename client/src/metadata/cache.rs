@@ -20,7 +20,7 @@ use super::single_flight::SingleFlight;
 use super::snapshot::{Leader, Metadata, Topic};
 use crate::config::ClientConfig;
 use crate::error::{Error, ErrorKind, Result};
-use crate::net::{Address, Connections, Lane, Question, ask_any, cluster_client};
+use crate::net::{Address, Connections, Lane, Patience, Question, ask_any, cluster_client};
 use crate::trace;
 
 /// Limit of one refresh over all endpoints.
@@ -232,7 +232,7 @@ impl MetadataCache {
                 if self.view.load().cluster_id.is_some() {
                     return Ok(());
                 }
-                self.take_any(BTreeSet::new(), true, 0, deadline, true)
+                self.take_any(BTreeSet::new(), true, 0, deadline, Patience::Forming)
                     .await
             };
             match timeout_at(deadline, self.first.run(first)).await {
@@ -261,7 +261,8 @@ impl MetadataCache {
         let doubted = std::mem::take(&mut *self.doubted.lock());
         // Every other time.
         let hearsay = self.hearsay.fetch_not(Ordering::Relaxed);
-        self.take_any(doubted, hearsay, 0, deadline, false).await
+        self.take_any(doubted, hearsay, 0, deadline, Patience::None)
+            .await
     }
 
     /// Has the view refreshed in the background; whoever asks sees it by [`Self::subscribe`].
@@ -298,20 +299,25 @@ impl MetadataCache {
         *self.version.borrow()
     }
 
-    /// Fetches a view at or beyond `cluster_index` from any broker (S28).
+    /// Fetches a view at or beyond `cluster_index` from any broker (S28), retrying until the deadline
+    /// once there has been a view.
     pub(crate) async fn refresh_to(&self, cluster_index: u64, deadline: Instant) -> Result<()> {
-        if self.view.load().cluster_index >= cluster_index {
+        self.first_view(deadline).await?;
+        if self.load().cluster_index >= cluster_index {
             return Ok(());
         }
-        self.take_any(BTreeSet::new(), true, cluster_index, deadline, true)
+        let none = BTreeSet::new();
+        self.take_any(none, true, cluster_index, deadline, Patience::Outage)
             .await
-            .map_err(|error| match error.kind() {
-                ErrorKind::NotReady => Error::new(
+            .map_err(|error| {
+                if !error.is_retriable() {
+                    return error;
+                }
+                Error::new(
                     ErrorKind::Timeout,
                     format!("no broker reached index {cluster_index} of __cluster in time"),
                 )
-                .with_endpoints(error.endpoints().to_vec()),
-                _ => error,
+                .with_endpoints(error.endpoints().to_vec())
             })
     }
 
@@ -322,7 +328,7 @@ impl MetadataCache {
         hearsay: bool,
         min_cluster_index: u64,
         deadline: Instant,
-        patient: bool,
+        patience: Patience,
     ) -> Result<()> {
         let endpoints = || self.classes(&doubted, hearsay);
         let ask = |address: Address| -> BoxFuture<'_, Result<()>> {
@@ -336,7 +342,7 @@ impl MetadataCache {
             endpoints: &endpoints,
             ask: &ask,
             deadline,
-            patient,
+            patience,
         };
         let stats = &self.connections.stats;
         stats.metadata_refreshes.increment();
@@ -385,7 +391,7 @@ impl MetadataCache {
             endpoints: &endpoints,
             ask: &ask,
             deadline,
-            patient: true,
+            patience: Patience::Outage,
         };
         ask_any(&self.config, &self.connections, question).await
     }

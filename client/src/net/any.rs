@@ -41,9 +41,28 @@ pub(crate) struct Question<'a, T> {
     pub(crate) endpoints: Endpoints<'a>,
     pub(crate) ask: Ask<'a, T>,
     pub(crate) deadline: Instant,
-    /// Whether to ask again, until the deadline, while brokers say that they are not ready yet.
-    /// Nobody there is told at once either way.
-    pub(crate) patient: bool,
+    pub(crate) patience: Patience,
+}
+
+/// What is worth another round before the deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Nothing.
+    None,
+    /// Brokers that are not ready yet: a cluster that is forming. Nobody there is told at once.
+    Forming,
+    /// Whatever may pass: there has been a cluster, and it will be back.
+    Outage,
+}
+
+impl Patience {
+    fn bears(self, error: &Error) -> bool {
+        match self {
+            Self::None => false,
+            Self::Forming => error.kind() == ErrorKind::NotReady,
+            Self::Outage => error.is_retriable(),
+        }
+    }
 }
 
 impl<T> Clone for Question<'_, T> {
@@ -138,8 +157,7 @@ impl<'a, T> Policy<Question<'a, T>, T, Error> for Rounds {
         result: &mut Result<T>,
     ) -> Option<Self::Future> {
         let error = result.as_ref().err()?;
-        // Nobody there, or strangers: told at once. A cluster that is forming: worth waiting.
-        if !question.patient || error.kind() != ErrorKind::NotReady {
+        if !question.patience.bears(error) {
             return None;
         }
         let now = Instant::now();
@@ -206,7 +224,7 @@ mod tests {
             endpoints: &endpoints,
             ask: &ask,
             deadline: began + Duration::from_secs(60),
-            patient: true,
+            patience: Patience::Forming,
         };
         let error = ask_any(&config, &connections, question).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotReady);
@@ -227,7 +245,7 @@ mod tests {
             endpoints: &endpoints,
             ask: &ask,
             deadline: began + Duration::from_secs(60),
-            patient: true,
+            patience: Patience::Forming,
         };
         let error = ask_any(&config, &connections, question).await.unwrap_err();
         assert_eq!(
@@ -235,5 +253,31 @@ mod tests {
             (ErrorKind::Unreachable, 2)
         );
         assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn any_broker_unreachable_in_an_outage_is_asked_again_until_the_deadline() {
+        let (config, connections) = connections();
+        let began = Instant::now();
+        let back = began + Duration::from_secs(20);
+        let ask = |_| -> BoxFuture<'_, Result<()>> {
+            Box::pin(async move {
+                if Instant::now() < back {
+                    return Err(Error::new(ErrorKind::Unreachable, "refused"));
+                }
+                Ok(())
+            })
+        };
+        let endpoints = || vec![addresses(&["a:1", "b:1"])];
+        let question = |limit: u64| Question {
+            endpoints: &endpoints,
+            ask: &ask,
+            deadline: began + Duration::from_secs(limit),
+            patience: Patience::Outage,
+        };
+        let early = ask_any(&config, &connections, question(10)).await;
+        assert_eq!(early.unwrap_err().kind(), ErrorKind::Unreachable);
+        assert!(began.elapsed() > Duration::from_secs(5));
+        ask_any(&config, &connections, question(60)).await.unwrap();
     }
 }

@@ -35,7 +35,7 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::error::{EndpointFailure, Error, cause_of};
-pub(crate) use any::{Question, ask_any};
+pub(crate) use any::{Patience, Question, ask_any};
 pub(crate) use backoff::Backoff;
 pub(crate) use breaker::Failure;
 pub(crate) use budget::Budget;

@@ -202,3 +202,58 @@ async fn index_that_no_broker_reaches_is_waited_for_until_the_deadline() {
     let late = client.wait_for_index(1_000_000).await.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Timeout);
 }
+
+#[tokio::test]
+async fn calls_during_an_outage_of_all_brokers_are_served_when_one_is_back() {
+    let fake = Fake::start(1, 1).await;
+    let proxy = fake::proxy::Proxy::start(Some(&fake.bootstrap())).await;
+    let address = proxy.address.to_string();
+    fake.change(|state| state.addresses.insert(1, address.clone()));
+    let config = ClientConfig::new(&address).unwrap();
+    let client = Client::connect_with(config.call_timeout(Duration::from_secs(60)))
+        .await
+        .unwrap();
+    let refused = proxy.accepted() + 3;
+    proxy.shut();
+    let back = async {
+        while proxy.accepted() < refused {
+            tokio::task::yield_now().await;
+        }
+        proxy.open();
+    };
+    let offsets = [(0, OffsetSpec::End)];
+    let (topics, topic, offsets, index, ()) = tokio::join!(
+        client.list_topics(),
+        client.describe_topic(TOPIC),
+        client.list_offsets(TOPIC, &offsets),
+        client.wait_for_index(client.cluster_index() + 1),
+        async {
+            back.await;
+            fake.change(|state| state.cluster_index += 1);
+        },
+    );
+    assert_eq!(topics.unwrap().len(), 1);
+    assert_eq!(topic.unwrap().partitions.len(), 1);
+    assert_eq!(offsets.unwrap().len(), 1);
+    index.unwrap();
+}
+
+#[tokio::test]
+async fn calls_of_a_lazy_client_without_anybody_there_are_told_at_once() {
+    let gone = fake::proxy::Proxy::start(None).await;
+    gone.shut();
+    let config = ClientConfig::new(&gone.address.to_string()).unwrap();
+    // Longer than any test may take.
+    let client = Client::lazy(config.call_timeout(Duration::from_secs(3600))).unwrap();
+    let offsets = [(0, OffsetSpec::End)];
+    let errors = [
+        client.list_topics().await.unwrap_err(),
+        client.describe_topic("t").await.unwrap_err(),
+        client.list_offsets("t", &offsets).await.unwrap_err(),
+        client.wait_for_index(1).await.unwrap_err(),
+        client.delete_topic("t").await.unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    }
+}
