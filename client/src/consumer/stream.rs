@@ -220,7 +220,7 @@ impl Consumer {
         };
         match entry {
             Entry::End => Step::End(partition),
-            Entry::Failed(error) => Step::Failed(error),
+            Entry::Failed(error) => Step::Failed(self.as_known_now(error, partition)),
             Entry::Moved(moved) => Step::Reset(partition, moved),
             Entry::Batch(taken) => match taken.batch.records() {
                 Ok(records) => {
@@ -245,6 +245,21 @@ impl Consumer {
                     Step::Failed(self.undecodable(partition, taken.from, &error))
                 }
             },
+        }
+    }
+
+    /// A deletion is often seen a moment before the topic is made again: what counts is what is known
+    /// when the program hears of it.
+    fn as_known_now(&self, error: Error, partition: u32) -> Error {
+        if error.kind() != ErrorKind::UnknownTopic {
+            return error;
+        }
+        let known = self.shared.metadata.incarnation(&self.topic);
+        match known.error(&self.topic) {
+            Some(recreated) if recreated.kind() == ErrorKind::TopicRecreated => {
+                recreated.at(&self.topic.name, partition)
+            }
+            _ => error,
         }
     }
 

@@ -195,6 +195,34 @@ async fn s28_recreated_topic_ends_with_its_own_error_and_is_never_mixed_in() {
 }
 
 #[tokio::test]
+async fn topic_made_again_after_its_deletion_was_seen_is_told_as_recreated() {
+    let fake = Fake::start(1, 2).await;
+    let client = fake.client().await;
+    write(&client, 0, 0).await;
+    let mut consumer = client.consumer(TOPIC).open().await.unwrap();
+    next(&mut consumer).await.unwrap();
+    // The deletion alone is known for certain when the first of the partitions ends.
+    let (_, partitions) = fake.change(|state| {
+        state.cluster_index += 1;
+        state.topics.remove(TOPIC).unwrap()
+    });
+    let error = next(&mut consumer).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnknownTopic);
+    // The other one has ended, too, but the program hears of it when there is a new topic.
+    fake.change(|state| {
+        state.cluster_index += 1;
+        let again = (TopicId::random(), partitions);
+        state.topics.insert(TOPIC.to_owned(), again);
+    });
+    let index = fake.state.lock().cluster_index;
+    client.wait_for_index(index).await.unwrap();
+    let error = next(&mut consumer).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TopicRecreated);
+    assert!(error.partition().is_some() && error.topic() == Some(TOPIC));
+    assert!(consumer.next().await.is_none());
+}
+
+#[tokio::test]
 async fn topic_that_only_a_broker_cut_off_does_not_know_is_read_on() {
     let fake = Fake::start(2, 1).await;
     let client = fake.client().await;
