@@ -82,7 +82,7 @@ pub enum ErrorKind {
     /// The topic was deleted and made again: what a handle knew of it (offsets, sequences) belongs
     /// to the one that is gone. Open the handle anew, from a position that makes sense there.
     TopicRecreated,
-    /// The handle was closed or dropped: make a new one.
+    /// The handle was closed or dropped, or the runtime that it was made in has ended: make a new one.
     Closed,
     /// The broker sent something that this client does not understand: bring both to versions that
     /// go together.
@@ -171,6 +171,18 @@ impl Error {
 
     pub(crate) fn closed(what: &str) -> Self {
         Self::new(ErrorKind::Closed, format!("the {what} is closed"))
+    }
+
+    /// Of a handle whose task is being dropped, though nobody has closed it. To be called while that
+    /// happens.
+    pub(crate) fn task_ended(what: &str) -> Self {
+        let message = match std::thread::panicking() {
+            true => format!("the {what}'s task panicked"),
+            false => format!(
+                "the {what}'s task ended with its runtime: make a new client in one that lives on"
+            ),
+        };
+        Self::new(ErrorKind::Closed, message)
     }
 
     fn edit(mut self, edit: impl FnOnce(&mut Inner)) -> Self {

@@ -73,8 +73,8 @@ pub(super) enum Entry {
 #[derive(Debug)]
 pub(super) enum Handed {
     Added(Vec<u32>),
-    /// Nothing more comes, and nobody knows why.
-    Deserted,
+    /// Nothing more comes, for this reason.
+    Deserted(Error),
     Entry {
         slot: SlotId,
         partition: u32,
@@ -128,7 +128,7 @@ struct State {
     /// The stream has ended or was dropped.
     closed: bool,
     /// The reader's task has ended before the stream did.
-    deserted: bool,
+    deserted: Option<Error>,
 }
 
 /// See the module header.
@@ -417,9 +417,9 @@ impl Buffer {
     }
 
     /// The reader's task has ended. If that was not for want of a stream, the stream says so.
-    pub(super) fn desert(&self) {
+    pub(super) fn desert(&self, reason: Error) {
         let mut state = self.lock();
-        state.deserted = true;
+        state.deserted = Some(reason);
         state.wake();
     }
 
@@ -441,9 +441,9 @@ impl Buffer {
             state.closed = true;
             return Poll::Ready(None);
         }
-        if state.deserted {
+        if let Some(reason) = state.deserted.take() {
             state.closed = true;
-            return Poll::Ready(Some(Handed::Deserted));
+            return Poll::Ready(Some(Handed::Deserted(reason)));
         }
         if !state
             .waker

@@ -49,7 +49,7 @@ struct Deserting(Arc<Buffer>);
 
 impl Drop for Deserting {
     fn drop(&mut self) {
-        self.0.desert();
+        self.0.desert(Error::task_ended("consumer"));
     }
 }
 

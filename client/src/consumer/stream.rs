@@ -205,11 +205,8 @@ impl Consumer {
     fn step(&mut self, handed: Handed) -> Step {
         let (slot, partition, epoch, entry) = match handed {
             Handed::Added(partitions) => return Step::Added(partitions),
-            Handed::Deserted => {
-                let message =
-                    "the consumer's task ended: it panicked, or its runtime was shut down";
-                let error = Error::new(ErrorKind::Internal, message);
-                return Step::Failed(error.with_topic(&self.topic.name));
+            Handed::Deserted(reason) => {
+                return Step::Failed(reason.with_topic(&self.topic.name));
             }
             Handed::Entry {
                 slot,

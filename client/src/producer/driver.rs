@@ -559,7 +559,7 @@ impl Drop for Driver {
     /// However the task ends, what waits behind it has its fate. (`run` closes first, with the
     /// reason; a second close changes nothing.)
     fn drop(&mut self) {
-        self.queue.close(Error::closed("producer"));
+        self.queue.close(Error::task_ended("producer"));
     }
 }
 

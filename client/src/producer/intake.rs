@@ -205,7 +205,7 @@ impl Inner {
         }
     }
 
-    /// Waits for room; gives the queue that has it. `None`: the queue is closed.
+    /// Waits for room; gives the queue that has it. `None`: the queue is closed, for the topic is gone.
     async fn room(
         &self,
         queues: &TopicQueues,
@@ -245,7 +245,11 @@ impl Inner {
             match taken {
                 Some(Ok(())) => return Ok(Some(queue)),
                 Some(Err(_)) if self.is_closed() => return Err(Error::closed("producer")),
-                Some(Err(_)) => return Ok(None),
+                // Its driver has ended, though the topic is there.
+                Some(Err(_)) => match queue.closed() {
+                    Some(error) if error.kind() == ErrorKind::Closed => return Err(error),
+                    _ => return Ok(None),
+                },
                 None => {}
             }
         }

@@ -20,7 +20,8 @@ use std::time::Duration;
 use fake::{Fake, Produce, TOPIC, error};
 use futures::{Sink, SinkExt};
 use qute_client::{
-    Client, ClientConfig, ErrorKind, Outcome, Producer, ProducerConfig, Record, TopicTemplate,
+    Client, ClientConfig, ErrorKind, Outcome, Producer, ProducerConfig, Record, TopicSpec,
+    TopicTemplate,
 };
 use qute_proto::v1::ErrorCode;
 
@@ -378,4 +379,39 @@ async fn reserve_that_finds_no_room_ends_by_the_deadline() {
         .unwrap()
         .await
         .unwrap_err();
+}
+
+#[test]
+fn s12_producer_whose_runtime_is_gone_says_so_and_sends_nothing_anew() {
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let (main, first) = (runtime(), runtime());
+    let fake = main.block_on(Fake::start(1, 2));
+    let to = |topic: &str| Record::to(topic).partition(0).value("x");
+    let (client, producer) = first.block_on(async {
+        let client = fake.client().await;
+        let producer = client.producer(ProducerConfig::default()).unwrap();
+        producer.send(to(TOPIC)).await.unwrap();
+        (client, producer)
+    });
+    drop(first);
+    main.block_on(async {
+        let refused = async || {
+            let error = producer.send(to(TOPIC)).await.unwrap_err();
+            assert_eq!(
+                (error.kind(), error.outcome()),
+                (ErrorKind::Closed, Some(Outcome::NotWritten))
+            );
+            assert!(error.message().contains("runtime"), "{error}");
+        };
+        refused().await;
+        // Queues of topics that are gone are forgotten now, but not these.
+        let other = TopicSpec::new("other").partitions(1);
+        client.create_topic(other).await.unwrap();
+        producer.send(to("other")).await.unwrap();
+        refused().await;
+        let mut reserved = producer.reserve(1000).await.unwrap();
+        let error = reserved.enqueue(to(TOPIC)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+    });
+    assert_eq!(fake.values(0), ["x"]);
 }

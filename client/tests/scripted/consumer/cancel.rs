@@ -143,7 +143,8 @@ fn consumer_whose_runtime_is_gone_says_so_and_ends() {
             last = Some(item);
         }
         let error = last.unwrap().unwrap_err();
-        assert_eq!(error.kind(), qute_client::ErrorKind::Internal);
+        assert_eq!(error.kind(), qute_client::ErrorKind::Closed);
+        assert!(error.message().contains("runtime"), "{error}");
     });
 }
 
