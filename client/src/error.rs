@@ -313,11 +313,18 @@ impl ErrorKind {
     }
 }
 
+/// Of a topic's name, in what an error says.
+const NAME_CHARS_MAX: usize = qute_proto::topic::NAME_BYTES_MAX;
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
         if let Some(topic) = &inner.topic {
-            write!(f, "topic {topic}")?;
+            // No topic has a longer name: whatever this is, its beginning tells.
+            match topic.char_indices().nth(NAME_CHARS_MAX) {
+                None => write!(f, "topic {topic}")?,
+                Some((end, _)) => write!(f, "topic {}...", topic.get(..end).unwrap_or_default())?,
+            }
             if let Some(partition) = inner.partition {
                 write!(f, " partition {partition}")?;
             }
@@ -519,6 +526,21 @@ mod tests {
         let innermost = source.source().unwrap();
         assert!(!innermost.is::<std::io::Error>());
         assert_eq!(innermost.to_string(), "refused by the host");
+    }
+
+    #[test]
+    fn error_about_a_topic_of_an_endless_name_shows_its_beginning() {
+        let about = |name: String| {
+            Error::new(ErrorKind::UnknownTopic, "no")
+                .with_topic(&name.into())
+                .to_string()
+        };
+        assert_eq!(
+            about("x".repeat(249)),
+            format!("topic {}: no", "x".repeat(249))
+        );
+        let long = about("\u{e9}".repeat(1 << 20));
+        assert_eq!(long, format!("topic {}...: no", "\u{e9}".repeat(249)));
     }
 
     #[test]
