@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::config::ClientConfig;
 use crate::consumer::ConsumerBuilder;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::metadata::MetadataCache;
 use crate::net::{Connections, Resolver, system_resolver};
 use crate::producer::{Producer, ProducerConfig};
@@ -68,17 +69,22 @@ impl Client {
 
     /// A client that has not connected yet. Its producers and consumers wait for the cluster until
     /// their own deadlines; its other calls connect first, as [`Client::connect_with`] does. Must be
-    /// called inside a tokio runtime.
+    /// called inside a tokio runtime, the one that the client's tasks run in from then on.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Config`].
+    /// [`crate::ErrorKind::Config`], also outside of a runtime.
     pub fn lazy(config: ClientConfig) -> Result<Self> {
         Self::resolving(config, Arc::new(system_resolver))
     }
 
     /// The same with a resolver of names.
     pub(crate) fn resolving(config: ClientConfig, resolver: Arc<Resolver>) -> Result<Self> {
-        let config = Arc::new(config.capped());
+        let config = Arc::new(config.checked()?);
+        if Handle::try_current().is_err() {
+            return Err(Error::config(
+                "a client is made inside a tokio runtime, which its tasks run in",
+            ));
+        }
         let stats = Arc::new(Stats::default());
         let connections = Arc::new(Connections::with_resolver(
             Arc::clone(&config),

@@ -2,6 +2,7 @@
 
 mod env;
 
+use std::net::Ipv6Addr;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -73,6 +74,19 @@ fn has_scheme(item: &str, scheme: &str) -> bool {
         .is_some_and(|start| start.eq_ignore_ascii_case(scheme))
 }
 
+/// Letters, digits, `-`, `.` and `_`: what names and IPv4 addresses are made of.
+fn is_host(host: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
+    !host.is_empty() && host.bytes().all(allowed)
+}
+
+/// Above 0, and nothing but digits.
+fn positive<T: FromStr + PartialOrd + Default>(text: &str) -> Option<T> {
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    let number = digits.then(|| text.parse().ok()).flatten();
+    number.filter(|number| *number > T::default())
+}
+
 /// `host`, `host:port`, `[v6]`, `[v6]:port`.
 fn with_port(item: &str) -> Result<String> {
     let bad = |why: &str| {
@@ -80,35 +94,35 @@ fn with_port(item: &str) -> Result<String> {
             "bootstrap address {item:?} {why}: it should read host:port"
         ))
     };
-    if item.contains("://") || item.contains(['/', '@']) || item.contains(char::is_whitespace) {
-        return Err(bad("is not an address"));
-    }
     let (host, port) = if let Some(rest) = item.strip_prefix('[') {
         let (host, after) = rest.split_once(']').ok_or_else(|| bad("lacks a ]"))?;
+        if host.parse::<Ipv6Addr>().is_err() {
+            return Err(bad("has no IPv6 address in its [ ]"));
+        }
+        let port = after.strip_prefix(':');
         (
             format!("[{host}]"),
-            after
-                .strip_prefix(':')
-                .or((!after.is_empty()).then_some(after)),
+            port.or((!after.is_empty()).then_some(after)),
         )
     } else {
-        match item.split_once(':') {
-            Some((_, port)) if port.contains(':') => {
-                return Err(bad("is an IPv6 address without [ ]"));
-            }
-            Some((host, port)) => (host.to_owned(), Some(port)),
-            None => (item.to_owned(), None),
+        if item.parse::<Ipv6Addr>().is_ok() {
+            return Err(bad("is an IPv6 address without [ ]"));
         }
+        let (host, port) = match item.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (item, None),
+        };
+        if host.is_empty() {
+            return Err(bad("lacks a host"));
+        }
+        if !is_host(host) {
+            return Err(bad("has characters that no host has"));
+        }
+        (host.to_owned(), port)
     };
-    if host.is_empty() || host == "[]" {
-        return Err(bad("lacks a host"));
-    }
     let port = match port {
         None => DEFAULT_PORT,
-        Some(port) => match port.parse::<u16>() {
-            Ok(port) if port != 0 => port,
-            _ => return Err(bad("has a bad port")),
-        },
+        Some(port) => positive(port).ok_or_else(|| bad("has a bad port"))?,
     };
     Ok(format!("{host}:{port}"))
 }
@@ -165,19 +179,32 @@ impl ClientConfig {
     }
 
     /// The settings as they are used: time limits that make deadlines.
-    pub(crate) fn capped(mut self) -> Self {
-        for limit in [
-            &mut self.connect_timeout,
-            &mut self.call_timeout,
-            &mut self.keep_alive_interval,
-            &mut self.keep_alive_timeout,
-            &mut self.backoff_min,
-            &mut self.backoff_max,
-            &mut self.metadata_max_age,
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Config`] for those that no call could succeed with.
+    pub(crate) fn checked(mut self) -> Result<Self> {
+        // It is sent as a header.
+        if self.client_name.contains(|c: char| c.is_ascii_control()) {
+            return Err(Error::config(format!(
+                "client_name {:?} has characters that can't be sent",
+                self.client_name
+            )));
+        }
+        for (name, limit) in [
+            ("connect_timeout", &mut self.connect_timeout),
+            ("call_timeout", &mut self.call_timeout),
+            ("keep_alive_interval", &mut self.keep_alive_interval),
+            ("keep_alive_timeout", &mut self.keep_alive_timeout),
+            ("backoff_min", &mut self.backoff_min),
+            ("backoff_max", &mut self.backoff_max),
+            ("metadata_max_age", &mut self.metadata_max_age),
         ] {
+            if limit.is_zero() {
+                return Err(Error::config(format!("{name} is 0: it should be above")));
+            }
             *limit = capped(*limit);
         }
-        self
+        Ok(self)
     }
 
     /// Sets the limit of one administrative call.
@@ -286,8 +313,52 @@ mod tests {
             "a b",
             "[::1]x",
             "[::1",
+            "[zz]:1",
+            "[]",
+            "a]:1",
+            "a:1]",
+            "a:+7",
+            "a:",
+            "a:1:2",
+            "a:1;b:2",
+            "b;c",
+            "qute://a?x=1",
+            "a#f",
+            "a\0b",
+            "a\u{200b}",
+            "\"a\"",
         ] {
             assert!(text.parse::<Bootstrap>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn settings_that_no_call_could_succeed_with_are_refused_by_name() {
+        let fine = || ClientConfig::new("a").unwrap();
+        let (zero, long) = (Duration::ZERO, Duration::from_secs(1));
+        for (config, named) in [
+            (fine().client_name("a\nb"), "client_name"),
+            (fine().client_name("x\u{7f}"), "client_name"),
+            (fine().connect_timeout(zero), "connect_timeout"),
+            (fine().call_timeout(zero), "call_timeout"),
+            (fine().keep_alive(zero, long), "keep_alive_interval"),
+            (fine().keep_alive(long, zero), "keep_alive_timeout"),
+            (fine().backoff(zero, long), "backoff_min"),
+            (fine().backoff(long, zero), "backoff_max"),
+            (fine().metadata_max_age(zero), "metadata_max_age"),
+        ] {
+            // Outside of a runtime: what is wrong with the settings is said first.
+            let error = crate::Client::lazy(config).unwrap_err();
+            assert_eq!(error.kind(), crate::ErrorKind::Config);
+            assert!(error.to_string().contains(named), "{error}");
+        }
+        assert!(fine().client_name("caf\u{e9} 1").checked().is_ok());
+    }
+
+    #[test]
+    fn client_outside_of_a_runtime_is_refused() {
+        let error = crate::Client::lazy(ClientConfig::new("a").unwrap()).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Config);
+        assert!(error.to_string().contains("runtime"), "{error}");
     }
 }

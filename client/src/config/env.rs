@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use super::ClientConfig;
+use super::{ClientConfig, positive};
 use crate::error::{Error, Result};
 
 const BOOTSTRAP: &str = "QUTE_BOOTSTRAP";
@@ -109,9 +109,9 @@ impl ClientConfig {
 }
 
 fn milliseconds(name: &str, value: &str) -> Result<Duration> {
-    match value.parse::<u64>() {
-        Ok(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
-        _ => Err(Error::config(format!(
+    match positive(value) {
+        Some(ms) => Ok(Duration::from_millis(ms)),
+        None => Err(Error::config(format!(
             "{name} is {value:?}: it should be a number of milliseconds above 0"
         ))),
     }
@@ -160,6 +160,7 @@ mod tests {
             ("QUTE_CLIENT_CALL_TIMEOUT_MS", "5s"),
             ("QUTE_CLIENT_CALL_TIMEOUT_MS", "0"),
             ("QUTE_CLIENT_CALL_TIMEOUT_MS", "-1"),
+            ("QUTE_CLIENT_CALL_TIMEOUT_MS", "+5"),
             ("QUTE_BOOTSTRAP", "http://a"),
             ("QUTE_BOOTSTRAP", "qutes://a"),
         ] {
