@@ -16,6 +16,14 @@ use crate::producer::{Producer, ProducerConfig};
 use crate::stats::{ClientStats, Stats};
 
 /// A client of one cluster. Cheap to clone; producers and consumers made from it keep it alive.
+///
+/// A client belongs to the tokio runtime that it was made in: the tasks that follow the cluster, and
+/// those of its producers and consumers, end with the runtime that they were begun in. From then on the
+/// client learns of new leaders and partitions only when a call of its own fails or asks, a producer or a
+/// consumer whose task is gone says [`crate::ErrorKind::Closed`]; make a new client. [`Client::connect`],
+/// [`Client::lazy`], [`ConsumerBuilder::open`] and the first record for a partition ([`Producer::send`]
+/// and the like) begin tasks: they must be called, and polled, inside a tokio runtime with its I/O and time
+/// drivers enabled.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) shared: Arc<Shared>,

@@ -88,7 +88,8 @@ impl Producer {
         })
     }
 
-    /// Writes a record and waits for its acknowledgement.
+    /// Writes a record and waits for its acknowledgement. To be polled inside a tokio runtime, as all of the
+    /// client (see [`crate::Client`]): the first record for a partition begins a task there.
     ///
     /// # Errors
     /// [`crate::Error::outcome`] says whether the record was written, was not, or may have been.
