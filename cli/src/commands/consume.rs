@@ -239,7 +239,7 @@ impl Faults {
     fn note(&mut self, error: &qute_client::Error) {
         let told = failure(error);
         if error.kind() == ErrorKind::OffsetOutOfRange {
-            // An event, not a fault: retention was faster. Reading goes on at the log start.
+            // An event, not a fault: retention was faster, or the offset named is beyond the end.
             say(format_args!("note: {error}; reading on at the log start"));
             return;
         }
