@@ -51,6 +51,19 @@ pub enum PlacementError {
     },
 }
 
+impl PlacementError {
+    /// Whether it will pass by itself once `awaited` brokers more are there ([`awaited`]).
+    #[must_use]
+    pub fn passes_with(self, awaited: usize) -> bool {
+        match self {
+            Self::NotEnoughBrokers { wanted, alive } => {
+                usize::try_from(wanted).is_ok_and(|wanted| wanted <= alive + awaited)
+            }
+            Self::Replicas(_) | Self::Partitions(_) => false,
+        }
+    }
+}
+
 /// Number of replicas where the creator left it open: three once there are three brokers
 /// (never two: either loss would stop the partition).
 #[must_use]
@@ -82,6 +95,14 @@ pub fn candidates(view: &ClusterView, alive: impl Fn(BrokerId) -> bool) -> Vec<C
             }
         })
         .collect()
+}
+
+/// Founding brokers that have not registered themselves yet: a cluster that has just formed is about
+/// to have them.
+#[must_use]
+pub fn awaited(view: &ClusterView) -> usize {
+    let registered = |id: &BrokerId| view.brokers.get(id).is_some_and(|broker| broker.registered);
+    view.founding.iter().filter(|id| !registered(id)).count()
 }
 
 /// Checks numbers without looking at any broker.
@@ -202,8 +223,12 @@ pub fn is_sound(brokers: &[BrokerId]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    use std::sync::Arc;
 
+    use proptest::prelude::*;
+    use qute_proto::ids::ReplicaId;
+
+    use super::super::view::Broker;
     use super::*;
 
     fn fresh(racks: &[&str]) -> Vec<Candidate> {
@@ -272,6 +297,46 @@ mod tests {
                 alive: 3
             })
         );
+    }
+
+    #[test]
+    fn brokers_that_a_new_cluster_still_waits_for_make_up_for_those_that_lack() {
+        let broker = |id, registered| {
+            let broker = Broker {
+                id: BrokerId(id),
+                name: String::new(),
+                client_address: String::new(),
+                peer_address: String::new(),
+                gossip_address: String::new(),
+                rack: String::new(),
+                boot: 1,
+                process_id: 1,
+                cluster_replica: ReplicaId(id),
+                registered,
+            };
+            (BrokerId(id), Arc::new(broker))
+        };
+        let founding = vec![BrokerId(1), BrokerId(2), BrokerId(3)];
+        let view = |brokers: Vec<(BrokerId, Arc<Broker>)>| ClusterView {
+            founding: founding.clone(),
+            brokers: brokers.into_iter().collect(),
+            ..ClusterView::default()
+        };
+        let refusal = |view: &ClusterView, alive: &[u64], replicas| {
+            let candidates = candidates(view, |broker| alive.contains(&broker.0));
+            let refusal = place(candidates, 1, replicas).unwrap_err();
+            refusal.passes_with(awaited(view))
+        };
+        let none = view(Vec::new());
+        assert!(refusal(&none, &[1, 2, 3], 1));
+        assert!(refusal(&none, &[1, 2, 3], 3));
+        assert!(!refusal(&none, &[1, 2, 3], 5), "never that many");
+        assert!(!refusal(&none, &[1, 2, 3], 2), "never an even number");
+        let one = view(vec![broker(1, true), broker(2, false)]);
+        assert!(refusal(&one, &[1, 2, 3], 3));
+        // All have been there: one that is down may never come back.
+        let all = view(vec![broker(1, true), broker(2, true), broker(3, true)]);
+        assert!(!refusal(&all, &[1, 2], 3));
     }
 
     #[test]

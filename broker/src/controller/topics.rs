@@ -42,6 +42,16 @@ fn refused(problem: PlacementError) -> v1::Error {
     error(code, problem.to_string())
 }
 
+/// The same where brokers are looked at: a cluster whose founding brokers are still coming is worth
+/// another try.
+fn not_placed(problem: PlacementError, view: &ClusterView) -> v1::Error {
+    if problem.passes_with(placement::awaited(view)) {
+        let text = format!("{problem}: not every founding broker has registered itself yet");
+        return error(ErrorCode::NotReady, text);
+    }
+    refused(problem)
+}
+
 fn lists(placed: Vec<Vec<BrokerId>>) -> Vec<BrokerList> {
     let list = |brokers: Vec<BrokerId>| BrokerList {
         broker_ids: brokers.into_iter().map(|broker| broker.0).collect(),
@@ -98,7 +108,8 @@ pub async fn create(
         n => n,
     };
     let candidates = placement::candidates(&now, alive);
-    let placed = placement::place(candidates, partitions, replicas).map_err(refused)?;
+    let placed = placement::place(candidates, partitions, replicas)
+        .map_err(|problem| not_placed(problem, &now))?;
     let id = TopicId::random();
     let command = encode(Command::CreateTopic(CreateTopicCommand {
         name: request.name.clone(),
@@ -158,7 +169,7 @@ pub async fn add_partitions(
     let command = encode(Command::AddPartitions(AddPartitionsCommand {
         topic_id: topic.id.to_wire(),
         partitions: request.partitions,
-        placement: lists(placed.map_err(refused)?),
+        placement: lists(placed.map_err(|problem| not_placed(problem, &now))?),
     }));
     let decided = decide(proposer, command, &mut view).await?;
     let grown = view.borrow().topics_by_id.get(&topic.id).cloned();
