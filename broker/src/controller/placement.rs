@@ -105,6 +105,14 @@ pub fn awaited(view: &ClusterView) -> usize {
     view.founding.iter().filter(|id| !registered(id)).count()
 }
 
+/// How many brokers the cluster has. Founding brokers count before they have registered: a topic made
+/// the moment after forming must not be left with one replica.
+#[must_use]
+pub fn members(view: &ClusterView) -> usize {
+    let registered = view.brokers.values().filter(|broker| broker.registered);
+    registered.count() + awaited(view)
+}
+
 /// Checks numbers without looking at any broker.
 ///
 /// # Errors
@@ -333,6 +341,7 @@ mod tests {
         assert!(!refusal(&none, &[1, 2, 3], 5), "never that many");
         assert!(!refusal(&none, &[1, 2, 3], 2), "never an even number");
         let one = view(vec![broker(1, true), broker(2, false)]);
+        assert_eq!(automatic_replicas(members(&one)), 3, "the two others count");
         assert!(refusal(&one, &[1, 2, 3], 3));
         // All have been there: one that is down may never come back.
         let all = view(vec![broker(1, true), broker(2, true), broker(3, true)]);

@@ -98,13 +98,8 @@ pub async fn create(
             format!("topic `{}` exists", request.name),
         ));
     }
-    let members = now
-        .brokers
-        .values()
-        .filter(|broker| broker.registered)
-        .count();
     let replicas = match request.replicas {
-        0 => placement::automatic_replicas(members),
+        0 => placement::automatic_replicas(placement::members(&now)),
         n => n,
     };
     let candidates = placement::candidates(&now, alive);
