@@ -117,7 +117,7 @@ impl Dialer {
                 tried.unwrap_or_else(|_| {
                     silent.store(true, Ordering::Relaxed);
                     Err(Error::new(
-                        ErrorKind::Unreachable,
+                        ErrorKind::Timeout,
                         format!(
                             "no connection and no Hello within {:?}",
                             self.config.connect_timeout

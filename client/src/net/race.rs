@@ -52,8 +52,8 @@ where
             Ok(None) => return Err(failures.into_error()),
             Err(_) if patience >= deadline => {
                 for endpoint in silent {
-                    let cause = "no answer in time".to_owned();
-                    failures.list.push(EndpointFailure { endpoint, cause });
+                    let silence = Error::new(ErrorKind::Timeout, "no answer in time");
+                    failures.add(endpoint, &silence);
                 }
                 return Err(failures.into_error());
             }

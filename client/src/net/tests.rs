@@ -91,7 +91,7 @@ async fn dial_of_a_black_hole_ends_within_the_connect_timeout_and_says_so() {
         .unwrap_err();
     assert!(error.unsent);
     let error = error.error;
-    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    assert_eq!(error.kind(), ErrorKind::Timeout);
     let cause_of = |address: SocketAddr| {
         let name = format!("cluster:1 ({address})");
         let failure = error.endpoints().iter().find(|f| f.endpoint == name);
