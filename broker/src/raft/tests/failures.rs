@@ -127,15 +127,29 @@ async fn leader_elected_on_full_disks_commits_in_its_term_and_can_be_read() {
     let count = 200;
     for from in (0..count).step_by(10) {
         // S15: on a busy machine the lease runs out between two rounds, or within a longer one.
-        leader.confirm(PATIENCE).await.unwrap();
+        eventually("a quorum", async || leader.confirm(PATIENCE).await.ok()).await;
         cluster.propose(&leader, from..from + 10, 64 << 10).await;
     }
     let all: Vec<u64> = (0..count).collect();
     cluster.converged(&all).await;
+    let used = |disk: &SimFs| {
+        let space = disk.space(Path::new("/data")).unwrap();
+        space.total_bytes - space.available_bytes
+    };
+    // Blocks are written ahead by a thread that looks at the space four times a second: what it is
+    // still about to write must not come out of the little that is left.
+    let mut seen = (Instant::now(), Vec::new());
+    eventually("nothing written ahead", async || {
+        let now: Vec<u64> = disks.iter().map(|disk| used(disk)).collect();
+        if now != seen.1 {
+            seen = (Instant::now(), now);
+        }
+        (seen.0.elapsed() > Duration::from_millis(500)).then_some(())
+    })
+    .await;
     // Another program takes the space: a quarter of what is kept back is left.
     for disk in &disks {
-        let space = disk.space(Path::new("/data")).unwrap();
-        let used = space.total_bytes - space.available_bytes;
+        let used = used(disk);
         disk.set_capacity(used + used / 200);
     }
     eventually("no space", async || {
