@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use qute_tests::cluster::Cluster;
 use qute_tests::wait;
+use serde_json::Value;
 
 use crate::bins;
 
@@ -61,8 +62,11 @@ fn wiped_data_directory_is_a_new_broker() -> Result<()> {
     std::fs::remove_dir_all(cluster.nodes[2].dir())?;
     cluster.start_one(2)?;
     cluster.node(2)?.wait_ready()?;
-    let after = id_of(&cluster, "b2")?;
-    ensure!(before != after, "a wiped disk came back as broker {before}");
+    // For a moment the lost one is believed alive as well.
+    wait::until("another broker of the name", wait::LONG, || {
+        let new = |b: &Value| b["name"] == "b2" && b["state"] == "alive" && b["id"] != before;
+        Ok(cluster.brokers()?.iter().any(new).then_some(()))
+    })?;
     let ids: Vec<_> = cluster.brokers()?.iter().map(|b| b["id"].clone()).collect();
     ensure!(
         ids.iter().any(|id| *id == before),
