@@ -6,9 +6,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = [
         "qute/v1/common.proto",
         "qute/v1/cluster.proto",
+        "qute/v1/groups.proto",
         "qute/v1/log.proto",
         "qute/internal/v1/peer.proto",
         "qute/internal/v1/cluster_state.proto",
+        "qute/internal/v1/groups_state.proto",
     ];
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(files, ["proto"])?;

@@ -10,6 +10,7 @@
 //! | [`partition`] | one replica: append, read, state machine, producer state |
 //! | [`gossip`] | foca over UDP: who is alive |
 //! | [`controller`] | the `__cluster` state machine: topics, brokers, placement, reconciler |
+//! | [`groups`] | consumer groups: the `__groups` state machine, sessions, coordinators |
 //! | [`api`] | one file per gRPC service |
 //! | [`http`] | `/metrics`, `/healthz`, `/readyz` |
 
@@ -19,6 +20,7 @@ pub mod config;
 pub mod controller;
 pub mod env;
 pub mod gossip;
+pub mod groups;
 pub mod http;
 pub mod partition;
 pub mod raft;

@@ -82,6 +82,27 @@ pub enum ErrorKind {
     /// The topic was deleted and made again: what a handle knew of it (offsets, sequences) belongs
     /// to the one that is gone. Open the handle anew, from a position that makes sense there.
     TopicRecreated,
+    /// There is no such group: check the name.
+    UnknownGroup,
+    /// The membership is over: the session was lost, or a newer one of the same member has begun.
+    /// Join anew.
+    UnknownMember,
+    /// The partition is claimed by another member, or under a newer epoch: what was to be committed
+    /// belongs to whoever holds it now.
+    ClaimFenced,
+    /// The member has no assignor in common with the group: give it one of those the message names.
+    InconsistentAssignor,
+    /// The group has members, or live claims on what the call would change: stop them first.
+    GroupNotEmpty,
+    /// The broker keeps no more groups, members or offsets: delete some, or raise its limits.
+    GroupLimit,
+    /// The group has gone on to another generation. Nothing to do.
+    StaleGeneration,
+    /// The group name breaks the naming rules: choose another.
+    InvalidGroupName,
+    /// The group has committed an offset beyond the one that was to be committed, and committed
+    /// offsets go back by a reset only.
+    OffsetBehind,
     /// The handle was closed or dropped, or the runtime that it was made in has ended: make a new one.
     Closed,
     /// The broker sent something that this client does not understand: bring both to versions that
@@ -471,6 +492,14 @@ impl Error {
             ErrorCode::NotEnoughBrokers => ErrorKind::NotEnoughBrokers,
             ErrorCode::Overloaded => ErrorKind::Overloaded,
             ErrorCode::DuplicateSequence => ErrorKind::OffsetUnknown,
+            ErrorCode::UnknownGroup => ErrorKind::UnknownGroup,
+            ErrorCode::UnknownMember => ErrorKind::UnknownMember,
+            ErrorCode::ClaimFenced => ErrorKind::ClaimFenced,
+            ErrorCode::InconsistentAssignor => ErrorKind::InconsistentAssignor,
+            ErrorCode::GroupNotEmpty => ErrorKind::GroupNotEmpty,
+            ErrorCode::GroupLimit => ErrorKind::GroupLimit,
+            ErrorCode::StaleGeneration => ErrorKind::StaleGeneration,
+            ErrorCode::InvalidGroupName => ErrorKind::InvalidGroupName,
             ErrorCode::Internal | ErrorCode::Unspecified => ErrorKind::Internal,
         };
         let message = if error.message.is_empty() {

@@ -96,6 +96,10 @@ uuid_newtype!(
     TopicId
 );
 uuid_newtype!(
+    /// A member of a consumer group, chosen by itself.
+    MemberId
+);
+uuid_newtype!(
     /// A cluster, for its whole life.
     ClusterId
 );
@@ -103,6 +107,8 @@ uuid_newtype!(
 impl TopicId {
     /// The topic id of `__cluster`, the same in every cluster.
     pub const CLUSTER: Self = Self(Uuid::from_u128(1));
+    /// The topic id of `__groups`, the same in every cluster.
+    pub const GROUPS: Self = Self(Uuid::from_u128(2));
 }
 
 /// A partition of one topic incarnation: what a Raft group is for.

@@ -373,6 +373,7 @@ fn topic_info(name: &str, (id, partitions): &(TopicId, Vec<Partition>)) -> v1::T
             })
             .collect(),
         config: HashMap::new(),
+        internal: false,
     }
 }
 
