@@ -6,14 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Bytes that the process caused to be written to block devices (`write_bytes`).
-///
-/// # Errors
-/// When the process is gone.
-pub fn bytes_written(pid: u32) -> Result<u64> {
-    field(&format!("/proc/{pid}/io"), "write_bytes:")
-}
-
 /// Resident memory, in bytes.
 ///
 /// # Errors

@@ -45,6 +45,8 @@ impl File for RealFile {
             match pwritev(&self.0, bufs, at) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => {
+                    metrics::counter!("qute_storage_file_written_bytes_total")
+                        .increment(written as u64);
                     at += written as u64;
                     IoSlice::advance_slices(&mut bufs, written);
                 }
