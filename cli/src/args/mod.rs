@@ -1,0 +1,236 @@
+//! The command line as `clap` reads it. Every value is checked here, before anything connects:
+//! what can be wrong about it is a usage error (exit 2). One module per command; here is what
+//! all of them share.
+
+mod cluster;
+mod consume;
+mod dev;
+mod partition_of;
+mod produce;
+mod topic;
+
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use qute_client::Bootstrap;
+
+use crate::text::duration;
+
+pub use cluster::Cluster;
+pub use consume::Consume;
+pub use dev::Dev;
+pub use partition_of::PartitionOf;
+pub use produce::{Compression, Delimiter, Produce};
+pub use topic::Topic;
+
+/// The address of a broker that runs with its defaults.
+pub const DEFAULT_BOOTSTRAP: &str = "127.0.0.1:7700";
+
+/// Heading of the global flags in the help of each command.
+const EVERYWHERE: &str = "Options of every command";
+
+/// The Qute message queue at a terminal
+#[derive(Debug, Parser)]
+#[command(
+    name = "qute",
+    version,
+    arg_required_else_help = true,
+    after_help = "Data goes to standard output, everything else to standard error.\n\
+                  Exit codes: 0 done, 1 error, 2 usage, 3 timeout, 4 partly delivered."
+)]
+pub struct Cli {
+    /// Flags of every command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags that may stand before or after the command.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// Brokers to ask first; any one of them is enough
+    #[arg(
+        short,
+        long,
+        global = true,
+        env = "QUTE_BOOTSTRAP",
+        hide_env_values = true,
+        help_heading = EVERYWHERE,
+        default_value = DEFAULT_BOOTSTRAP,
+        value_name = "HOST:PORT,.."
+    )]
+    pub bootstrap: Bootstrap,
+
+    /// Limit of each admin call (default 10s) and of each record's delivery (default 120s)
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "DURATION", value_parser = duration::parse_limit)]
+    pub timeout: Option<Duration>,
+
+    /// How results are printed
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+
+    /// Say more on standard error; twice for more still
+    #[arg(short, long, global = true, help_heading = EVERYWHERE, action = ArgAction::Count)]
+    pub verbose: u8,
+}
+
+impl Global {
+    /// The limit of one admin call.
+    #[must_use]
+    pub fn admin_timeout(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(10))
+    }
+
+    /// The limit of one record's delivery.
+    #[must_use]
+    pub fn delivery_timeout(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(120))
+    }
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// One JSON document.
+    Json,
+    /// One JSON object a line.
+    Jsonl,
+    /// Values and tabs, no headings.
+    Raw,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a local cluster in this process
+    Dev(Dev),
+    /// Create, list, describe, grow and delete topics
+    #[command(subcommand)]
+    Topic(Topic),
+    /// Write lines of standard input, or one file, to a topic
+    Produce(Produce),
+    /// Read a topic to standard output
+    Consume(Consume),
+    /// Ask about the cluster
+    #[command(subcommand)]
+    Cluster(Cluster),
+    /// Print the partition that a key belongs to, offline
+    PartitionOf(PartitionOf),
+    /// Print a completion script for a shell
+    Completion {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    /// What `clap` makes of `qute ARGS`.
+    pub(super) fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("qute").chain(args.iter().copied()))
+    }
+
+    /// Each of these command lines ends with exit code 2.
+    pub(super) fn assert_usage_errors(lines: &[&[&str]]) {
+        for args in lines {
+            let error = parse(args).expect_err(&format!("{args:?}"));
+            assert_eq!(error.exit_code(), 2, "{args:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn command_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn global_flags_count_before_and_after_the_command() {
+        for args in [
+            &[
+                "-b",
+                "h:1,i:2",
+                "--timeout",
+                "5s",
+                "--output",
+                "json",
+                "-v",
+                "topic",
+                "list",
+            ][..],
+            &[
+                "topic",
+                "-b",
+                "h:1,i:2",
+                "--timeout",
+                "5s",
+                "list",
+                "--output",
+                "json",
+                "-v",
+            ],
+            &[
+                "topic",
+                "list",
+                "-b",
+                "h:1,i:2",
+                "--timeout",
+                "5s",
+                "--output",
+                "json",
+                "-v",
+            ],
+        ] {
+            let global = parse(args).unwrap().global;
+            assert_eq!(global.bootstrap.addresses(), ["h:1", "i:2"]);
+            assert_eq!(global.timeout, Some(Duration::from_secs(5)));
+            assert_eq!(global.output, Output::Json);
+            assert_eq!(global.verbose, 1);
+        }
+    }
+
+    #[test]
+    fn timeout_given_sets_both_limits() {
+        let global = parse(&["topic", "list"]).unwrap().global;
+        assert_eq!(global.admin_timeout(), Duration::from_secs(10));
+        assert_eq!(global.delivery_timeout(), Duration::from_secs(120));
+        let global = parse(&["topic", "list", "--timeout", "7s"]).unwrap().global;
+        assert_eq!(global.admin_timeout(), Duration::from_secs(7));
+        assert_eq!(global.delivery_timeout(), Duration::from_secs(7));
+    }
+
+    #[test]
+    fn help_and_version_are_no_errors() {
+        for (args, kind) in [
+            (&["--help"][..], ErrorKind::DisplayHelp),
+            (&["produce", "--help"], ErrorKind::DisplayHelp),
+            (&["--version"], ErrorKind::DisplayVersion),
+        ] {
+            let error = parse(args).unwrap_err();
+            assert_eq!(error.kind(), kind);
+            assert_eq!(error.exit_code(), 0);
+        }
+    }
+
+    #[test]
+    fn wrong_values_are_usage_errors() {
+        assert_usage_errors(&[
+            &["topic", "list", "--timeout", "10"],
+            &["topic", "list", "--timeout", "0s"],
+            &["topic", "list", "--output", "yaml"],
+            &["topic", "list", "-b", "localhost:x"],
+            &["topic", "list", "-b", ""],
+            &["group", "list"],
+            &["frobnicate"],
+        ]);
+    }
+}
