@@ -42,6 +42,7 @@
 //! | `admin` | topics, brokers, offsets |
 //! | `producer` | [`Producer`]: partitions, batches, sequences, retries |
 //! | `consumer` | [`Consumer`]: subscriptions, credit, following leaders |
+//! | [`group`] | consumer groups |
 //! | `codec`, `typed` | [`Codec`], [`TypedProducer`], [`TypedConsumer`]: a program's types in place of bytes |
 //! | `interceptor` | [`Interceptor`]: a program's hooks before send and after receive |
 //! | `dead_letter` | [`DeadLetter`]: records set aside |
@@ -299,6 +300,7 @@ mod config;
 mod consumer;
 mod dead_letter;
 mod error;
+pub mod group;
 mod interceptor;
 mod metadata;
 mod net;
