@@ -1,9 +1,15 @@
 //! Reaching the cluster, and what the client's errors mean at a terminal: exit code and hint.
 
+use std::time::Duration;
+
 use qute_client::{Client, ClientConfig, Error, ErrorKind};
 
 use crate::args::Global;
 use crate::exit::{Exit, Failure};
+use crate::suggest;
+
+/// How long a failed command may look for the name that was meant.
+const SUGGESTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 const NOBODY_THERE: &str = "is a broker running there? name others with -b HOST:PORT,..";
 
@@ -17,7 +23,7 @@ pub fn config(global: &Global) -> Result<ClientConfig, Failure> {
     let timeout = global.admin_timeout();
     Ok(config
         .client_name(concat!("qute ", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(timeout.min(std::time::Duration::from_secs(3)))
+        .connect_timeout(timeout.min(Duration::from_secs(3)))
         .call_timeout(timeout))
 }
 
@@ -68,6 +74,33 @@ pub fn failure(error: &Error) -> Failure {
         message: error.to_string(),
         hint: hint_of(error),
     }
+}
+
+/// How a client's error ends a command that had connected: as [`failure`], and a topic that does
+/// not exist is answered with the one that may have been meant.
+///
+/// # Cancel safety
+/// Nothing is lost: it only reads.
+pub async fn explain(client: &Client, error: &Error) -> Failure {
+    let mut told = failure(error);
+    if error.kind() != ErrorKind::UnknownTopic {
+        return told;
+    }
+    let Some(name) = error.topic() else {
+        return told;
+    };
+    told.message = format!("topic '{name}' does not exist");
+    let listed = tokio::time::timeout(SUGGESTION_TIMEOUT, client.list_topics()).await;
+    // Without the list the hint has to do.
+    let Ok(Ok(topics)) = listed else {
+        return told;
+    };
+    let names = topics.iter().map(|topic| topic.name.as_str());
+    if let Some(question) = suggest::did_you_mean(name, names) {
+        let hint = format!("{question} `qute topic list` shows what there is");
+        told.hint = Some(hint);
+    }
+    told
 }
 
 /// The client retries until the deadline whatever a retry can help, so such an error means that

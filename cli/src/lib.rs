@@ -11,6 +11,9 @@
 //! | [`lines`] | standard input, split into lines |
 //! | [`sink`] | standard output for streams of records |
 //! | [`output`] | results as tables and JSON |
+//! | [`terminal`] | whether colours and moving lines are welcome |
+//! | [`progress`] | signs of life while something takes long |
+//! | [`suggest`] | which name was meant by one that doesn't exist |
 //! | [`interrupt`] | SIGINT and SIGTERM |
 //! | [`logging`] | what the libraries underneath say |
 //! | [`exit`] | exit codes and the line an error becomes |
@@ -26,7 +29,10 @@ pub mod interrupt;
 pub mod lines;
 pub mod logging;
 pub mod output;
+pub mod progress;
 pub mod sink;
+pub mod suggest;
+pub mod terminal;
 pub mod text;
 
 use std::ffi::OsString;

@@ -307,7 +307,7 @@ pub fn print_text(text: &str) -> Result<Exit, Failure> {
 /// Says something to the person at the terminal, on standard error.
 pub fn say(message: impl std::fmt::Display) {
     // Nobody to tell if standard error is gone.
-    let _ = writeln!(io::stderr().lock(), "{message}");
+    let _ = crate::progress::aside(|| writeln!(io::stderr().lock(), "{message}"));
 }
 
 #[cfg(test)]
