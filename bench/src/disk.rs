@@ -9,9 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use qute_load::latency::{Latencies, rounded};
 use serde_json::{Value, json};
-
-use crate::latency::{Latencies, rounded};
 
 const SPAN_BYTES: usize = 256 << 20;
 

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use qute_client::{Client, ProducerConfig, Record};
+use qute_load::latency::summary;
 use qute_tests::cluster::Cluster;
 use qute_tests::wait;
 use serde_json::{Value, json};
 
-use crate::latency::summary;
 use crate::target;
 
 const TOPIC: &str = "bench-failover";

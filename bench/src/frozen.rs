@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use qute_client::{Client, Producer, ProducerConfig, Record};
+use qute_load::latency::{Latencies, rounded};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::latency::{Latencies, rounded};
 use crate::target;
 
 const TOPIC: &str = "bench-frozen";
@@ -203,6 +203,6 @@ fn report(
         "p99_ratio": rounded(p99(&is) / p99(&was).max(0.001)),
         "keyless_share_before": share(&mut all.iter().filter(before)),
         "keyless_share_by_second": seconds,
-        "worst_ms": all.iter().map(|r| crate::latency::as_millis(r.latency)).fold(0.0, f64::max),
+        "worst_ms": all.iter().map(|r| qute_load::latency::as_millis(r.latency)).fold(0.0, f64::max),
     }))
 }

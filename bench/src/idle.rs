@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use qute_load::latency::{as_millis, rounded};
 use qute_tests::{procfs, wait};
 use serde_json::{Value, json};
 
-use crate::latency::{as_millis, rounded};
 use crate::target;
 
 const TOPIC: &str = "bench-idle";

@@ -4,8 +4,7 @@
 //! | --- | --- |
 //! | [`target`] | the cluster under load: one that runs, or brokers of its own |
 //! | [`client`] | what the producer costs before the network, in time and allocations |
-//! | [`latency`] | HDR histograms and their JSON |
-//! | [`load`] | `produce`, `consume`, `end-to-end` |
+//! | [`load`] | `produce`, `consume`, `end-to-end`, by `qute-load` |
 //! | [`failover`] | the gap after a leader is killed |
 //! | [`frozen`] | what a frozen broker costs the others |
 //! | [`restart`] | how soon a broker with many records serves again |
@@ -20,7 +19,6 @@ pub mod disk;
 pub mod failover;
 pub mod frozen;
 pub mod idle;
-pub mod latency;
 pub mod load;
 pub mod restart;
 pub mod target;

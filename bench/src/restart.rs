@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use qute_load::latency::as_millis;
 use serde_json::{Value, json};
 
-use crate::latency::as_millis;
 use crate::target;
 
 const TOPIC: &str = "bench-restart";

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-const PACKAGES: [&str; 8] = [
+const PACKAGES: [&str; 9] = [
     "bench/",
     "broker/",
     "cli/",
     "client/",
     "docs/",
     "examples/",
+    "load/",
     "proto/",
     "tests/",
 ];

@@ -5,6 +5,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
+use crate::Error;
+
 /// Latencies from one microsecond to an hour, to three digits.
 #[derive(Clone, Debug)]
 pub struct Latencies(Histogram<u64>);
@@ -16,8 +18,10 @@ impl Latencies {
     ///
     /// # Errors
     /// Never with these bounds.
-    pub fn new() -> anyhow::Result<Self> {
-        Ok(Self(Histogram::new_with_bounds(1, MICROS_MAX, 3)?))
+    pub fn new() -> Result<Self, Error> {
+        let made = Histogram::new_with_bounds(1, MICROS_MAX, 3);
+        made.map(Self)
+            .map_err(|error| Error::Measuring(error.to_string()))
     }
 
     /// Adds one value; what exceeds an hour counts as an hour.
@@ -30,8 +34,10 @@ impl Latencies {
     ///
     /// # Errors
     /// Never with equal bounds.
-    pub fn add(&mut self, other: &Self) -> anyhow::Result<()> {
-        Ok(self.0.add(&other.0)?)
+    pub fn add(&mut self, other: &Self) -> Result<(), Error> {
+        self.0
+            .add(&other.0)
+            .map_err(|error| Error::Measuring(error.to_string()))
     }
 
     /// How many values there are.
@@ -40,17 +46,29 @@ impl Latencies {
         self.0.len()
     }
 
-    /// Quantiles in milliseconds.
+    /// Quantiles in milliseconds, by name: 0 where there are no values.
+    #[must_use]
+    pub fn quantiles(&self) -> [(&'static str, f64); 5] {
+        let at = |quantile| millis(self.0.value_at_quantile(quantile));
+        [
+            ("p50", at(0.5)),
+            ("p90", at(0.9)),
+            ("p99", at(0.99)),
+            ("p99_9", at(0.999)),
+            ("max", millis(self.0.max())),
+        ]
+    }
+
+    /// The quantiles as JSON, in milliseconds.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let at = |quantile| millis(self.0.value_at_quantile(quantile));
-        json!({
-            "p50": at(0.5),
-            "p90": at(0.9),
-            "p99": at(0.99),
-            "p99_9": at(0.999),
-            "max": millis(self.0.max()),
-        })
+        let pairs = self.quantiles();
+        Value::Object(
+            pairs
+                .map(|(name, value)| (name.to_owned(), json!(value)))
+                .into_iter()
+                .collect(),
+        )
     }
 }
 
