@@ -29,3 +29,5 @@ pub const FETCH: &str = "qute_client::fetch";
 pub const METADATA: &str = "qute_client::metadata";
 /// Target of connections.
 pub const CONNECTION: &str = "qute_client::connection";
+/// Target of consumer groups.
+pub const GROUP: &str = "qute_client::group";

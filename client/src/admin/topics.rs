@@ -136,7 +136,7 @@ impl Client {
             .await
     }
 
-    /// All topics, by name, without offsets. Retries by itself until the client's call timeout.
+    /// All topics but those of the cluster itself, by name, without offsets. Retries by itself until the client's call timeout.
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`], [`ErrorKind::Timeout`].
@@ -145,7 +145,8 @@ impl Client {
     /// Nothing is lost: it only reads.
     pub async fn list_topics(&self) -> Result<Vec<TopicDescription>> {
         let deadline = Instant::now() + self.shared.config.call_timeout;
-        let response = self.view(Vec::new(), deadline).await?;
+        let mut response = self.view(Vec::new(), deadline).await?;
+        response.topics.retain(|topic| !topic.internal);
         let mut topics = read_topics(&response)?;
         topics.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(topics)

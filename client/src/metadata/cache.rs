@@ -182,6 +182,11 @@ impl MetadataCache {
         classes.concat()
     }
 
+    /// The addresses for what any broker can answer, by preference.
+    pub(crate) fn endpoint_classes(&self) -> Vec<Vec<Address>> {
+        self.classes(&BTreeSet::new(), true)
+    }
+
     /// The addresses by preference: brokers that seem well, those believed dead or that have failed
     /// again and again, the doubted ones (whose word it is that others are dead, nobody knows), and
     /// the bootstrap list, whose names are resolved anew and lead on when all brokers have moved.
@@ -375,7 +380,7 @@ impl MetadataCache {
             topics,
             authoritative: false,
         };
-        let endpoints = || self.classes(&BTreeSet::new(), true);
+        let endpoints = || self.endpoint_classes();
         let ask = |address: Address| -> BoxFuture<'_, Result<v1::MetadataResponse>> {
             let request = request.clone();
             Box::pin(async move {

@@ -39,6 +39,8 @@ pub(crate) struct Broker {
 pub(crate) struct Topic {
     pub(crate) name: Arc<str>,
     pub(crate) id: TopicId,
+    /// It is the cluster's own (`__groups`).
+    pub(crate) internal: bool,
     /// By number; the count never depends on health.
     pub(crate) leaders: Vec<Option<Leader>>,
     /// By number: the brokers with a voting replica.
@@ -272,6 +274,7 @@ fn read_topic(info: &v1::TopicInfo) -> Result<Topic> {
     Ok(Topic {
         name: info.name.as_str().into(),
         id,
+        internal: info.internal,
         leaders,
         voters,
     })

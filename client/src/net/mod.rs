@@ -30,6 +30,7 @@ mod tests;
 use std::sync::Arc;
 
 use qute_proto::v1::cluster_client::ClusterClient;
+use qute_proto::v1::groups_client::GroupsClient;
 use qute_proto::v1::log_client::LogClient;
 use tokio::time::Instant;
 use tonic::transport::Channel;
@@ -64,6 +65,10 @@ pub(crate) fn cluster_client(channel: Channel) -> ClusterClient<Channel> {
 
 pub(crate) fn log_client(channel: Channel) -> LogClient<Channel> {
     LogClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+pub(crate) fn groups_client(channel: Channel) -> GroupsClient<Channel> {
+    GroupsClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX)
 }
 
 /// The connection was never made, so the request can't have reached the broker.

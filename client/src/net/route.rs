@@ -247,6 +247,7 @@ mod tests {
         Topic {
             name: "t".into(),
             id: TopicId(uuid::Uuid::from_u128(1)),
+            internal: false,
             leaders: vec![None],
             voters: vec![Vec::new()],
         }

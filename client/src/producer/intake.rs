@@ -359,6 +359,7 @@ mod tests {
         let topic = Arc::new(Topic {
             name: "t".into(),
             id: TopicId(uuid::Uuid::from_u128(1)),
+            internal: false,
             leaders: vec![Some(leader)],
             voters: Vec::new(),
         });

@@ -237,6 +237,7 @@ mod tests {
         Arc::new(Topic {
             name: "t".into(),
             id: TopicId(uuid::Uuid::from_u128(id)),
+            internal: false,
             leaders: vec![None],
             voters: Vec::new(),
         })
