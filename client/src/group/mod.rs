@@ -5,10 +5,13 @@
 //! | --- | --- |
 //! | `assignor/` | [`Assignor`]: who gets which partition (pure) |
 //! | `coordinator.rs` | the way to a group's coordinator |
+//! | `watermark.rs` | what has been acknowledged of a claimed partition (pure) |
 
 mod assignor;
 #[allow(dead_code, reason = "used by the parts to come")]
 mod coordinator;
+#[allow(dead_code, reason = "used by the parts to come")]
+mod watermark;
 
 pub use assignor::{AssignInput, AssignMember, Assignment, Assignor};
 pub use qute_proto::ids::{MemberId, PartitionId};
