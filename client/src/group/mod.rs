@@ -5,11 +5,14 @@
 //! | --- | --- |
 //! | `assignor/` | [`Assignor`]: who gets which partition (pure) |
 //! | `coordinator.rs` | the way to a group's coordinator |
+//! | `subscription.rs` | which topics a member reads, by the latest view (pure) |
 //! | `watermark.rs` | what has been acknowledged of a claimed partition (pure) |
 
 mod assignor;
 #[allow(dead_code, reason = "used by the parts to come")]
 mod coordinator;
+#[allow(dead_code, reason = "used by the parts to come")]
+mod subscription;
 #[allow(dead_code, reason = "used by the parts to come")]
 mod watermark;
 

@@ -19,5 +19,7 @@ mod upkeep;
 pub(crate) use cache::Incarnation;
 pub(crate) use cache::MetadataCache;
 pub(crate) use controller::ControllerRoute;
+#[cfg(test)]
+pub(crate) use snapshot::Broker;
 pub(crate) use snapshot::{Leader, Metadata, Topic};
 pub(crate) use upkeep::spawn_upkeep;

@@ -3,6 +3,13 @@
 //! The coordinator asks one member to compute the assignment of a generation, by the best assignor that
 //! all members have. Whichever member computes it must come to the same result, so an assignor sees
 //! nothing but its input, and carries a version: members with another one can't share its group.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `wire.rs` | tasks and assignments as they travel |
+
+#[allow(dead_code, reason = "used by the parts to come")]
+mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
