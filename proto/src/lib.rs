@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`v1`] | the public gRPC messages and services |
 //! | [`internal`] | broker-to-broker messages and services |
+//! | [`group`] | the rules of group names |
 //! | [`ids`] | a newtype for each id and offset |
 //! | [`batch`] | the record batch: builder and zero-copy view |
 //! | [`partition`] | which partition a key belongs to |
@@ -12,6 +13,7 @@
 #![warn(missing_docs)]
 
 pub mod batch;
+pub mod group;
 pub mod ids;
 pub mod partition;
 pub mod topic;

@@ -6,15 +6,16 @@
 use std::path::{Path, PathBuf};
 
 /// Rank of each layer; layers of equal rank don't know each other.
-const RANKS: [(&str, u32); 8] = [
+const RANKS: [(&str, u32); 9] = [
     ("env", 0),
     ("storage", 1),
     ("raft", 2),
     ("partition", 3),
     ("gossip", 3),
     ("controller", 4),
-    ("api", 5),
-    ("http", 5),
+    ("groups", 5),
+    ("api", 6),
+    ("http", 6),
 ];
 
 /// Modules above every layer.

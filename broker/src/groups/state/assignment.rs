@@ -1,0 +1,203 @@
+//! The published assignment, and the claims that follow from it.
+//!
+//! A claim is granted in one place, [`Slot::grant`](super::Slot): when a partition is in the
+//! assignment and nobody holds it. It is given up by its holder ([`Group::release`], leaving), or
+//! taken with its holder's membership; in between it only changes its epoch.
+
+use qute_proto::ids::TopicId;
+use qute_proto::internal::{GroupsReply, PublishAssignment, ReleaseClaims};
+use qute_proto::v1::{ClaimRelease, ErrorCode, OffsetCommitted};
+
+use super::At;
+use super::command::{Refusal, refuse};
+use super::group::{Group, unknown_member};
+use super::members::{Seat, member_id, topic_id};
+use super::offsets::fenced;
+
+impl Group {
+    /// Compare-and-set: for the present generation, and only the first.
+    pub(super) fn publish(
+        &mut self,
+        publish: &PublishAssignment,
+        at: At,
+    ) -> Result<GroupsReply, Refusal> {
+        let publisher = member_id(&publish.member_id)?;
+        if self.members.get(publisher).is_none() {
+            return Err(unknown_member(&publisher.to_string()));
+        }
+        if publish.generation != self.generation {
+            return refuse(
+                ErrorCode::StaleGeneration,
+                format!(
+                    "the assignment is for generation {}, the group is at {}",
+                    publish.generation, self.generation
+                ),
+            );
+        }
+        if self.assigned_generation == self.generation {
+            return refuse(
+                ErrorCode::StaleGeneration,
+                format!("generation {} has its assignment", self.generation),
+            );
+        }
+        let targets = self.check_assignment(publish)?;
+        for (_, slot) in self.slots.iter_mut() {
+            slot.target = None;
+        }
+        for (topic, partition, seat) in targets {
+            if let Some(slot) = self.slots.known(topic, partition) {
+                slot.target = Some(seat);
+            }
+        }
+        self.assigned_generation = self.generation;
+        self.touch_all(at);
+        self.grant_all(at);
+        Ok(GroupsReply::default())
+    }
+
+    /// Members only, and partitions that they read, each once: else it is refused whole.
+    fn check_assignment(
+        &self,
+        publish: &PublishAssignment,
+    ) -> Result<Vec<(TopicId, u32, Seat)>, Refusal> {
+        let mut targets = Vec::new();
+        for one in &publish.assignment {
+            let id = member_id(&one.member_id)?;
+            let Some(seat) = self.members.seat_of(id) else {
+                return refuse(
+                    ErrorCode::InvalidArgument,
+                    format!("the assignment names {id}, which is no member"),
+                );
+            };
+            for partitions in &one.partitions {
+                let topic = topic_id(&partitions.topic_id)?;
+                if !self.members.get(id).is_some_and(|it| it.reads(topic)) {
+                    return refuse(
+                        ErrorCode::InvalidArgument,
+                        format!("the assignment gives {id} topic {topic}, which it does not read"),
+                    );
+                }
+                let count = self.partitions_of(topic);
+                if let Some(beyond) = partitions.partitions.iter().find(|it| **it >= count) {
+                    return refuse(
+                        ErrorCode::InvalidArgument,
+                        format!(
+                            "the assignment gives {id} partition {beyond} of topic {topic}, and \
+                             no member knows of more than {count}"
+                        ),
+                    );
+                }
+                let those = partitions.partitions.iter();
+                targets.extend(those.map(|partition| (topic, *partition, seat)));
+            }
+        }
+        targets.sort_unstable();
+        let is_twice = |[a, b]: &&[(TopicId, u32, Seat); 2]| (a.0, a.1) == (b.0, b.1);
+        if let Some([twice, _]) = targets.array_windows().find(is_twice) {
+            return refuse(
+                ErrorCode::InvalidArgument,
+                format!(
+                    "the assignment names partition {} of topic {} twice",
+                    twice.1, twice.0
+                ),
+            );
+        }
+        Ok(targets)
+    }
+
+    /// As many as the best informed member knows of: whoever assigns may know more than the one
+    /// that is assigned to.
+    fn partitions_of(&self, topic: TopicId) -> u32 {
+        let subscriptions = self.members.iter().flat_map(|member| &member.topics);
+        subscriptions
+            .filter(|one| one.topic == topic)
+            .map(|one| one.partitions)
+            .max()
+            .unwrap_or(0)
+    }
+
+    pub(super) fn release(
+        &mut self,
+        release: &ReleaseClaims,
+        at: At,
+    ) -> Result<GroupsReply, Refusal> {
+        let seat = self.member(&release.member_id, release.member_epoch)?;
+        let mut offsets = Vec::with_capacity(release.claims.len());
+        for claim in &release.claims {
+            let done = self.give_up(seat, claim, at);
+            if done.is_ok() {
+                self.grant(claim, at);
+            }
+            offsets.push(done.unwrap_or_else(Refusal::into_item));
+        }
+        Ok(GroupsReply {
+            offsets,
+            ..GroupsReply::default()
+        })
+    }
+
+    /// S27: the final offset and the end of the claim are one step. Nobody has the claim then.
+    pub(super) fn give_up(
+        &mut self,
+        seat: Seat,
+        claim: &ClaimRelease,
+        at: At,
+    ) -> Result<OffsetCommitted, Refusal> {
+        let topic = topic_id(&claim.topic_id)?;
+        self.check_claim(seat, topic, claim.partition, claim.claim_epoch)?;
+        let offset = match claim.offset {
+            Some(offset) => self.advance(
+                topic,
+                claim.partition,
+                offset,
+                claim.leader_epoch,
+                &claim.metadata,
+                at,
+            )?,
+            None => self.committed_offset(topic, claim.partition),
+        };
+        if let Some(slot) = self.slots.get_mut(topic, claim.partition) {
+            slot.holder = None;
+        }
+        self.touch(seat, at);
+        Ok(OffsetCommitted {
+            offset,
+            error: None,
+        })
+    }
+
+    /// Whether a member holds a claim at its present epoch.
+    pub(super) fn check_claim(
+        &self,
+        seat: Seat,
+        topic: TopicId,
+        partition: u32,
+        epoch: u64,
+    ) -> Result<(), Refusal> {
+        match self.slots.get(topic, partition) {
+            Some(slot) if slot.holder == Some(seat) && slot.claim_epoch == epoch => Ok(()),
+            slot => Err(fenced(topic, partition, epoch, slot)),
+        }
+    }
+
+    fn grant(&mut self, claim: &ClaimRelease, at: At) {
+        let Ok(topic) = topic_id(&claim.topic_id) else {
+            return;
+        };
+        let slot = self.slots.get_mut(topic, claim.partition);
+        if let Some(seat) = slot.and_then(super::Slot::grant) {
+            self.touch(seat, at);
+        }
+    }
+
+    /// Whoever is to have what nobody holds gets it.
+    pub(super) fn grant_all(&mut self, at: At) {
+        let granted = self.slots.iter_mut().filter_map(|(_, slot)| slot.grant());
+        let mut granted: Vec<Seat> = granted.collect();
+        granted.sort_unstable();
+        granted.dedup();
+        for seat in granted {
+            self.touch(seat, at);
+        }
+    }
+}

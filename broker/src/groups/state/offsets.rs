@@ -1,0 +1,190 @@
+//! Committed offsets: commits, resets, and the sweep of idle groups.
+//!
+//! They never go back but by a reset. A commit looks at the partitions that it names and at nothing
+//! else of the group.
+
+use qute_proto::ids::TopicId;
+use qute_proto::internal::GroupsReply;
+use qute_proto::v1::ResetOffsetsRequest;
+use qute_proto::v1::{CommitOffsetsRequest, ErrorCode, OffsetCommit, OffsetCommitted, OffsetReset};
+
+use super::At;
+use super::command::{Refusal, refuse};
+use super::group::Group;
+use super::members::{Seat, topic_id};
+use super::slots::{Committed, Slot};
+
+impl Group {
+    pub(super) fn commit(
+        &mut self,
+        commit: &CommitOffsetsRequest,
+        at: At,
+    ) -> Result<GroupsReply, Refusal> {
+        let seat = if commit.member_id.is_empty() {
+            if !self.members.is_empty() {
+                return refuse(
+                    ErrorCode::GroupNotEmpty,
+                    format!(
+                        "the group has {} members: only they commit, until they have left",
+                        self.members.len()
+                    ),
+                );
+            }
+            None
+        } else {
+            Some(self.member(&commit.member_id, commit.member_epoch)?)
+        };
+        let mut offsets = Vec::with_capacity(commit.offsets.len());
+        for one in &commit.offsets {
+            let done = self.commit_one(seat, one, at);
+            offsets.push(done.unwrap_or_else(Refusal::into_item));
+        }
+        Ok(GroupsReply {
+            offsets,
+            ..GroupsReply::default()
+        })
+    }
+
+    fn commit_one(
+        &mut self,
+        seat: Option<Seat>,
+        one: &OffsetCommit,
+        at: At,
+    ) -> Result<OffsetCommitted, Refusal> {
+        let topic = topic_id(&one.topic_id)?;
+        if let Some(seat) = seat {
+            self.check_claim(seat, topic, one.partition, one.claim_epoch)?;
+        }
+        let (offset, leader_epoch) = (one.offset, one.leader_epoch);
+        let in_force = self.advance(
+            topic,
+            one.partition,
+            offset,
+            leader_epoch,
+            &one.metadata,
+            at,
+        )?;
+        Ok(OffsetCommitted {
+            offset: in_force,
+            error: None,
+        })
+    }
+
+    /// Moves the committed offset forwards; it stays where it is ahead already. What is in force
+    /// then.
+    pub(super) fn advance(
+        &mut self,
+        topic: TopicId,
+        partition: u32,
+        offset: u64,
+        leader_epoch: u64,
+        metadata: &str,
+        at: At,
+    ) -> Result<u64, Refusal> {
+        if !Committed::can_be(offset) {
+            return refuse(ErrorCode::InvalidArgument, format!("{offset} is no offset"));
+        }
+        let slot = self.slots.get(topic, partition);
+        let before = slot.and_then(Slot::committed).map(|it| it.offset);
+        if let Some(before) = before.filter(|before| *before > offset) {
+            return Ok(before);
+        }
+        let committed = Committed {
+            offset,
+            leader_epoch,
+            time_ms: at.time_ms,
+            metadata,
+        };
+        self.slots.set_committed(topic, partition, &committed);
+        Ok(offset)
+    }
+
+    /// 0: none.
+    pub(super) fn committed_offset(&self, topic: TopicId, partition: u32) -> u64 {
+        let slot = self.slots.get(topic, partition);
+        slot.and_then(Slot::committed).map_or(0, |it| it.offset)
+    }
+
+    /// Whole or not at all. Where a member holds the claim it begins anew under a new epoch, and
+    /// what it had in flight is fenced.
+    pub(super) fn reset(
+        &mut self,
+        reset: &ResetOffsetsRequest,
+        at: At,
+    ) -> Result<GroupsReply, Refusal> {
+        let mut resets = Vec::with_capacity(reset.offsets.len());
+        for one in &reset.offsets {
+            resets.push((self.check_reset(one, reset.force)?, one));
+        }
+        for (topic, one) in resets {
+            match one.offset {
+                Some(offset) => {
+                    let committed = Committed {
+                        offset,
+                        leader_epoch: 0,
+                        time_ms: at.time_ms,
+                        metadata: "",
+                    };
+                    self.slots.set_committed(topic, one.partition, &committed);
+                }
+                None => self.slots.forget_committed(topic, one.partition),
+            }
+            let slot = self.slots.get_mut(topic, one.partition);
+            if let Some(slot) = slot
+                && let Some(holder) = slot.holder
+            {
+                slot.raise_epoch();
+                self.touch(holder, at);
+            }
+        }
+        Ok(GroupsReply::default())
+    }
+
+    fn check_reset(&self, one: &OffsetReset, force: bool) -> Result<TopicId, Refusal> {
+        let topic = topic_id(&one.topic_id)?;
+        if one.offset.is_some_and(|offset| !Committed::can_be(offset)) {
+            return refuse(ErrorCode::InvalidArgument, "that is no offset");
+        }
+        let holder = self
+            .slots
+            .get(topic, one.partition)
+            .and_then(|it| it.holder);
+        match holder.and_then(|seat| self.members.at(seat)) {
+            Some(holder) if !force => refuse(
+                ErrorCode::GroupNotEmpty,
+                format!(
+                    "partition {} of topic {topic} is claimed by {}: stop the members of the \
+                     group, or force it",
+                    one.partition,
+                    holder.described()
+                ),
+            ),
+            _ => Ok(topic),
+        }
+    }
+
+    /// Forgets what a group without members has had for longer than it is to be kept.
+    pub(super) fn sweep(&mut self, retention_ms: u64, at: At) {
+        let is_over = |since_ms: u64| at.time_ms.saturating_sub(since_ms) >= retention_ms;
+        if !self.members.is_empty() || !is_over(self.empty_since_ms) {
+            return;
+        }
+        let kept = |slot: &Slot| slot.committed().is_some_and(|it| !is_over(it.time_ms));
+        if self.slots.iter().any(|(_, slot)| !kept(slot)) {
+            self.slots.retain(|_, slot| kept(slot));
+        }
+    }
+}
+
+pub(super) fn fenced(topic: TopicId, partition: u32, epoch: u64, slot: Option<&Slot>) -> Refusal {
+    let now = match slot {
+        Some(slot) if slot.is_held() => format!("it is claimed at epoch {}", slot.claim_epoch),
+        _ => "nobody has a claim on it".to_owned(),
+    };
+    Refusal::new(
+        ErrorCode::ClaimFenced,
+        format!(
+            "the claim of partition {partition} of topic {topic} at epoch {epoch} is over: {now}"
+        ),
+    )
+}
