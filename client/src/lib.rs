@@ -317,8 +317,9 @@ mod typed;
 mod fake;
 
 pub use admin::{
-    BrokerDescription, BrokerState, ClusterInfo, ListedOffset, OffsetQuery, OffsetSpec,
-    PartitionDescription, ReplicaDescription, ReplicaRole, TopicDescription, TopicSpec,
+    BrokerDescription, BrokerState, BrokerStatus, ClockReading, ClusterInfo, ListedOffset,
+    OffsetQuery, OffsetSpec, PartitionDescription, ReplicaCounts, ReplicaDescription, ReplicaRole,
+    StorageSpace, TopicDescription, TopicSpec,
 };
 pub use client::Client;
 #[cfg(feature = "json")]

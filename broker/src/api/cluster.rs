@@ -189,6 +189,9 @@ impl Cluster for ClusterApi {
             partitions: count(view.partitions()),
             broker_id: self.controller.me().broker_id,
             faults: self.controller.faults(),
+            time_ms: self.controller.wall_ms(),
+            storage: Some(self.controller.storage_status()),
+            replicas: Some(self.controller.replica_status()),
         }))
     }
 

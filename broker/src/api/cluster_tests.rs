@@ -18,7 +18,7 @@ use tonic::transport::Channel;
 use super::super::peer::PeerApi;
 use super::*;
 use crate::controller::{ControllerConfig, Foundation};
-use crate::env::{Fault, FaultOp, SimFs, SystemClock};
+use crate::env::{Clock as _, Fault, FaultOp, SimFs, SystemClock};
 use crate::partition::registry::{Hosted, Replicas};
 use crate::raft::{Groups, GroupsConfig, Identity, Payload, Peers};
 use crate::storage::{Store, StoreConfig};
@@ -160,11 +160,15 @@ impl Node {
             .unwrap()
     }
 
-    /// What it says of itself.
-    async fn faults(&self) -> Vec<String> {
+    async fn described(&self) -> DescribeClusterResponse {
         let mut client = self.client().await;
         let described = client.describe_cluster(DescribeClusterRequest {}).await;
-        described.unwrap().into_inner().faults
+        described.unwrap().into_inner()
+    }
+
+    /// What it says of itself.
+    async fn faults(&self) -> Vec<String> {
+        self.described().await.faults
     }
 
     async fn metadata(&self, request: MetadataRequest) -> MetadataResponse {
@@ -656,6 +660,51 @@ async fn s7_quarantined_replica_keeps_its_broker_from_being_ready() {
     // It stopped nothing: a restart would not help.
     assert_eq!(node.controller.stopped(), Vec::<String>::new());
     node.stop().await;
+}
+
+/// Partitions led, and of those the ones that lack a voter, of all these brokers.
+async fn led_and_lacking(nodes: &[Node]) -> (u32, u32) {
+    let mut sums = (0, 0);
+    for node in nodes {
+        let replicas = node.described().await.replicas.unwrap();
+        sums.0 += replicas.leading;
+        sums.1 += replicas.under_replicated;
+    }
+    sums
+}
+
+async fn until_led_and_lacking(nodes: &[Node], wanted: (u32, u32)) {
+    let deadline = tokio::time::Instant::now() + LONG;
+    loop {
+        let sums = led_and_lacking(nodes).await;
+        if sums == wanted {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{sums:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn broker_tells_its_time_its_space_and_whose_voters_are_missing() {
+    let mut trio = three().await;
+    trio.create(&topic("t", 2, 3)).await;
+    until_led_and_lacking(&trio.nodes, (2, 0)).await;
+
+    let before = SystemClock.wall_ms();
+    let described = trio.nodes[0].described().await;
+    let after = SystemClock.wall_ms();
+    assert!((before..=after).contains(&described.time_ms));
+    let storage = described.storage.unwrap();
+    assert!(storage.available_bytes <= storage.total_bytes && storage.available_bytes > 0);
+    assert!(storage.floor_bytes < storage.total_bytes);
+    let replicas = described.replicas.unwrap();
+    assert_eq!((replicas.desired, replicas.open), (2, 2));
+    assert_eq!((replicas.quarantined, replicas.orphaned), (0, 0));
+
+    trio.nodes.pop().unwrap().stop().await;
+    until_led_and_lacking(&trio.nodes, (2, 2)).await;
+    trio.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,6 +17,7 @@
 //! | [`leaders`] | who leads which group, as heard of |
 //! | [`contact`] | finding each other again after ports have changed |
 //! | [`book`] | where brokers were last heard to be |
+//! | [`health`] | the broker's time, space and replicas, as it tells them to whoever looks after it |
 //! | `deleted` | topics known to be gone for good |
 //! | [`calls`] | unary calls to other brokers, with deadlines |
 
@@ -27,6 +28,7 @@ mod deleted;
 pub mod duties;
 pub mod facade;
 pub mod forming;
+pub mod health;
 pub mod hosting;
 pub mod leaders;
 pub mod placement;

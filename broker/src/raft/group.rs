@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::FutureExt;
+use openraft::Instant as _;
 use openraft::ReadPolicy;
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{Fatal, InitializeError, LinearizableReadError, RaftError};
@@ -308,6 +309,21 @@ impl GroupHandle {
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         self.inner.raft.metrics().borrow_watched().clone()
+    }
+
+    /// Whether this replica leads and one of its voters has not answered it for `silence`, or not at
+    /// all yet.
+    #[must_use]
+    pub fn lacks_voter(&self, silence: Duration) -> bool {
+        let metrics = self.metrics();
+        let Some(heard) = &metrics.heartbeat else {
+            return false;
+        };
+        let voters = metrics.membership_config.voter_ids();
+        voters.filter(|voter| *voter != metrics.id).any(|voter| {
+            let heard = heard.get(&voter).copied().flatten();
+            heard.is_none_or(|heard| heard.elapsed() > silence)
+        })
     }
 
     /// Leave to propose a batch of `bytes`, at once or not at all.

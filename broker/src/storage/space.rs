@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::error::{At as _, Error, Full};
+use super::store::FreeSpace;
 use crate::env::{Fs, Space};
 
 /// The file system is asked again after so long, or after so many bytes.
@@ -181,10 +182,13 @@ impl SpaceAccount {
         self.inner.lock().promised_bytes
     }
 
-    /// What the file system has left, promises subtracted, and the floor.
-    pub(super) fn free(&self) -> (u64, u64) {
+    /// What the file system has left, promises subtracted.
+    pub(super) fn free(&self) -> FreeSpace {
         let mut inner = self.inner.lock();
-        let left = self.left(&mut inner);
-        (left, self.floor(&inner.space))
+        FreeSpace {
+            available_bytes: self.left(&mut inner),
+            floor_bytes: self.floor(&inner.space),
+            total_bytes: inner.space.total_bytes,
+        }
     }
 }

@@ -83,6 +83,8 @@ pub struct FreeSpace {
     pub available_bytes: u64,
     /// What is never promised.
     pub floor_bytes: u64,
+    /// Size of the file system.
+    pub total_bytes: u64,
 }
 
 /// The storage of one broker. A clone is the same store.
@@ -287,11 +289,7 @@ impl Store {
     /// Free space.
     #[must_use]
     pub fn free_space(&self) -> FreeSpace {
-        let (available_bytes, floor_bytes) = self.handle.shared.space.free();
-        FreeSpace {
-            available_bytes,
-            floor_bytes,
-        }
+        self.handle.shared.space.free()
     }
 
     /// Memory that cached frames take.

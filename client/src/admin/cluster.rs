@@ -17,7 +17,7 @@ use crate::error::{EndpointFailure, Error, ErrorKind, Result};
 use crate::net::{Address, Lane, cluster_client};
 
 /// One round takes this long at most.
-const ROUND_TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const ROUND_TIMEOUT: Duration = Duration::from_secs(3);
 /// After a complete answer the others get this much time to give a newer one.
 const AFTER_COMPLETE: Duration = Duration::from_millis(200);
 
@@ -140,7 +140,7 @@ impl ClusterInfo {
     }
 }
 
-fn read(address: &Address, response: v1::DescribeClusterResponse) -> ClusterInfo {
+pub(super) fn read(address: &Address, response: v1::DescribeClusterResponse) -> ClusterInfo {
     let mut brokers: Vec<_> = response
         .brokers
         .iter()

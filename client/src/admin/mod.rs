@@ -4,9 +4,11 @@
 //! | --- | --- |
 //! | `topics.rs` | create, add partitions, list, describe, delete |
 //! | `cluster.rs` | the state of the cluster, in one round |
+//! | `health.rs` | how one broker fares |
 //! | `offsets.rs` | offsets by position or time, from the leaders |
 
 mod cluster;
+mod health;
 mod offsets;
 mod topics;
 
@@ -215,6 +217,75 @@ impl ClusterInfo {
         let registered = u32::try_from(self.brokers.len()).unwrap_or(u32::MAX);
         self.formed && self.controller.is_some() && registered >= self.founding_brokers.max(1)
     }
+}
+
+/// How one broker fares, in its own words: see [`crate::Client::broker_status`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BrokerStatus {
+    /// The address that was asked.
+    pub address: String,
+    /// Its id.
+    pub id: BrokerId,
+    /// Its name, a setting.
+    pub name: String,
+    /// The version of its software.
+    pub version: String,
+    /// The cluster that it belongs to; `None` while it belongs to none.
+    pub cluster_id: Option<ClusterId>,
+    /// From the question to the answer.
+    pub round_trip: std::time::Duration,
+    /// Its clock against this machine's; `None` from a version that doesn't tell.
+    pub clock: Option<ClockReading>,
+    /// Space where it keeps its data; `None` from a version that doesn't tell.
+    pub storage: Option<StorageSpace>,
+    /// Its replicas; `None` from a version that doesn't tell.
+    pub replicas: Option<ReplicaCounts>,
+    /// What of it needs a human, for people.
+    pub faults: Vec<String>,
+    /// The cluster as it sees it. Whom it takes for the leader of `__cluster` may be out of date, and
+    /// `faults` is empty here.
+    pub view: ClusterInfo,
+}
+
+/// The wall clock of a broker against this machine's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClockReading {
+    /// What it showed, Unix milliseconds.
+    pub time_ms: u64,
+    /// How far it is ahead of this machine's, milliseconds; negative: behind.
+    pub ahead_ms: i64,
+    /// `ahead_ms` is off by this many milliseconds at most.
+    pub error_ms: u64,
+}
+
+/// The file system that holds a broker's data directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StorageSpace {
+    /// Its size.
+    pub total_bytes: u64,
+    /// What it has left, what is promised to batches on their way subtracted.
+    pub available_bytes: u64,
+    /// What is kept back: with no more than this left, records are refused
+    /// ([`crate::ErrorKind::StorageFull`]).
+    pub floor_bytes: u64,
+}
+
+/// The replicas of a broker, in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicaCounts {
+    /// Placed on it by the cluster.
+    pub desired: u32,
+    /// Of those, open and not stopped.
+    pub open: u32,
+    /// Not served because of damage.
+    pub quarantined: u32,
+    /// Stored there and not known to the cluster; kept.
+    pub orphaned: u32,
+    /// Partitions that it leads.
+    pub leading: u32,
+    /// Of those, the ones with a voter that has not answered its leader for 5 s.
+    pub under_replicated: u32,
 }
 
 /// Which offset is wanted.

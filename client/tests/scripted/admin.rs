@@ -186,6 +186,42 @@ async fn cluster_info_tells_the_faults_of_all_brokers() {
 }
 
 #[tokio::test]
+async fn broker_status_is_that_of_the_broker_at_this_address() {
+    let fake = Fake::start(2, 1).await;
+    let client = fake.client().await;
+    let address = fake.change(|state| {
+        state.faults.insert(2, vec!["no disk".to_owned()]);
+        state.addresses[&2].to_string()
+    });
+    let status = client.broker_status(&address).await.unwrap();
+    assert_eq!((status.address.as_str(), status.id.0), (&*address, 2));
+    assert_eq!(status.faults, ["no disk"]);
+    assert_eq!(status.view.faults, Vec::<String>::new());
+    assert_eq!(
+        status.cluster_id,
+        client.cluster_info().await.unwrap().cluster_id
+    );
+    // What a broker doesn't tell is no number.
+    assert_eq!(
+        (status.clock, status.storage, status.replicas),
+        (None, None, None)
+    );
+    fake.change(|state| state.told_ms = 1);
+    let clock = client.broker_status(&address).await.unwrap().clock.unwrap();
+    assert!(clock.time_ms == 1 && clock.ahead_ms < 0);
+
+    let error = client
+        .broker_status(&refused_address().await)
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    for no_address in ["", "a:x", "a:1,b:1"] {
+        let error = client.broker_status(no_address).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{no_address}");
+    }
+}
+
+#[tokio::test]
 async fn create_topic_of_a_bad_name_asks_nobody() {
     let client = Client::lazy(ClientConfig::new(&refused_address().await).unwrap()).unwrap();
     for name in ["", ".", "..", "__x", "a/b", "../x"] {

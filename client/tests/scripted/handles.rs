@@ -55,6 +55,7 @@ fn public_futures_are_send(client: &Client, producer: Producer, control: &Consum
     sent(client.describe_topic("t"));
     sent(client.cluster_info());
     sent(client.brokers());
+    sent(client.broker_status("a:1"));
     sent(client.list_offsets("t", &[(0, OffsetSpec::End)]));
     sent(client.list_offsets_many(&[]));
     sent(client.wait_for_index(1));

@@ -91,6 +91,10 @@ impl Cluster for Endpoint {
             partitions: 1,
             broker_id: self.broker,
             faults: state.faults.get(&self.broker).cloned().unwrap_or_default(),
+            time_ms: state.told_ms,
+            // A version that doesn't tell.
+            storage: None,
+            replicas: None,
         }))
     }
 

@@ -107,6 +107,8 @@ pub struct State {
     pub created_leader: (u64, u64),
     /// What brokers say of themselves.
     pub faults: BTreeMap<u64, Vec<String>>,
+    /// What every broker says its wall clock shows; 0: nothing.
+    pub told_ms: u64,
     /// The next call to add partitions: add them, then fail the call.
     pub cut_add: bool,
     /// So many partitions more, which somebody else adds right after that.
@@ -186,6 +188,7 @@ impl Fake {
             creates: 0,
             created_leader: (1, 1),
             faults: BTreeMap::new(),
+            told_ms: 0,
             cut_add: false,
             added_elsewhere: 0,
             old_views: BTreeMap::new(),
