@@ -28,6 +28,7 @@ use crate::api::server;
 use crate::config::{self, Config};
 use crate::controller::{self, Controller, ControllerConfig, Foundation};
 use crate::env::{Clock, SystemClock};
+use crate::groups::GroupReplicas;
 use crate::http;
 use crate::partition::registry::Replicas;
 use crate::raft::{Groups, GroupsConfig, Identity, Peers};
@@ -96,6 +97,7 @@ pub struct Broker {
     peers: Peers,
     groups: Groups,
     replicas: Replicas,
+    group_replicas: GroupReplicas,
     controller: Controller,
     log_service: LogService,
     watches: CancellationToken,
@@ -158,6 +160,7 @@ impl Broker {
         };
         let groups = Groups::new(store.clone(), peers.clone(), timing);
         let replicas = Replicas::new(groups.clone(), Arc::clone(&clock));
+        let group_replicas = GroupReplicas::new(groups.clone(), Arc::clone(&clock));
         let controller = Controller::start(
             ControllerConfig {
                 name: config.name.clone(),
@@ -172,7 +175,8 @@ impl Broker {
                 store: store.clone(),
                 peers: peers.clone(),
                 groups: groups.clone(),
-                replicas: replicas.clone(),
+                records: Arc::new(replicas.clone()),
+                group_replicas: Arc::new(group_replicas.clone()),
                 gossip_socket: sockets.gossip,
                 clock,
             },
@@ -188,6 +192,7 @@ impl Broker {
         let status = Arc::new(Status {
             store: store.clone(),
             replicas: replicas.clone(),
+            group_replicas: group_replicas.clone(),
             controller: controller.clone(),
         });
         let http = sockets.http.map(|listener| serve_http(listener, status));
@@ -204,6 +209,7 @@ impl Broker {
             peers,
             groups,
             replicas,
+            group_replicas,
             controller,
             log_service,
             watches,
@@ -282,15 +288,18 @@ impl Broker {
     pub async fn shutdown(self) {
         tracing::info!("stopping");
         self.upkeep.abort();
-        let leads = self.replicas.hand_over(HAND_OVER_PATIENCE).await;
-        tracing::info!(leads, "handed over");
+        let (records, groups) = tokio::join!(
+            self.replicas.hand_over(HAND_OVER_PATIENCE),
+            self.group_replicas.hand_over(HAND_OVER_PATIENCE),
+        );
+        tracing::info!(leads = records + groups, "handed over");
         self.watches.cancel();
         let streams = self.log_service.shutdown();
         if tokio::time::timeout(DRAIN_DEADLINE, streams).await.is_err() {
             tracing::warn!("some client streams did not end in time");
         }
         self.controller.shutdown().await;
-        self.replicas.shutdown().await;
+        tokio::join!(self.replicas.shutdown(), self.group_replicas.shutdown());
         self.groups.close_all().await;
         self.peers.shutdown().await;
         self.grpc.stop(DRAIN_DEADLINE).await;
@@ -324,7 +333,7 @@ impl Broker {
             tracing::warn!("some client streams did not end in time");
         }
         self.controller.abort().await;
-        self.replicas.shutdown().await;
+        tokio::join!(self.replicas.shutdown(), self.group_replicas.shutdown());
         self.groups.close_all().await;
         self.peers.shutdown().await;
         self.store.shutdown().await;

@@ -4,6 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+/// The name of the topic that consumer groups live in ([`crate::ids::TopicId::GROUPS`]).
+pub const GROUPS_NAME: &str = "__groups";
+
 /// A name is at most this long.
 pub const NAME_BYTES_MAX: usize = 249;
 

@@ -174,6 +174,7 @@ impl Cluster for ClusterApi {
             controller = None;
         }
         let view = self.controller.view();
+        let (topics, partitions) = view.counts();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(Response::new(DescribeClusterResponse {
             cluster_id: self
@@ -185,8 +186,8 @@ impl Cluster for ClusterApi {
             brokers: brokers(&self.controller, &view),
             founding_brokers: count(view.founding.len()),
             cluster_index: view.index,
-            topics: count(view.topics.len()),
-            partitions: count(view.partitions()),
+            topics: count(topics),
+            partitions: count(partitions),
             broker_id: self.controller.me().broker_id,
             faults: self.controller.faults(),
             time_ms: self.controller.wall_ms(),

@@ -19,6 +19,7 @@ use super::super::peer::PeerApi;
 use super::*;
 use crate::controller::{ControllerConfig, Foundation};
 use crate::env::{Clock as _, Fault, FaultOp, SimFs, SystemClock};
+use crate::groups::GroupReplicas;
 use crate::partition::registry::{Hosted, Replicas};
 use crate::raft::{Groups, GroupsConfig, Identity, Payload, Peers};
 use crate::storage::{Store, StoreConfig};
@@ -83,7 +84,8 @@ async fn start_over(store: StoreConfig, seat: Seat, seeds: &[String], expect: u3
         store: store.clone(),
         peers: peers.clone(),
         groups: groups.clone(),
-        replicas: replicas.clone(),
+        records: Arc::new(replicas.clone()),
+        group_replicas: Arc::new(GroupReplicas::new(groups.clone(), Arc::clone(&clock))),
         gossip_socket,
         clock,
     };

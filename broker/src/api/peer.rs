@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use prost::Message as _;
-use qute_proto::ids::{BrokerId, ClusterId};
+use qute_proto::ids::{BrokerId, ClusterId, TopicId};
 use qute_proto::internal::peer_server::{Peer, PeerServer};
 use qute_proto::internal::{
     AdmitBroker, BrokerAddress, ClusterCommand, FormState, FoundRequest, FoundResponse,
@@ -150,8 +150,16 @@ impl PeerApi {
                 }
             }
             Some(Command::PartitionsBorn(_) | Command::ReplicasDeleted(_)) => {}
+            // The leader decides where it goes.
+            Some(Command::CreateTopic(create)) if create.topic_id == TopicId::GROUPS.to_wire() => {
+                return Ok(ProposeResponse {
+                    cluster_index: self.controller.create_groups_topic().await?,
+                    ..ProposeResponse::default()
+                });
+            }
             _ => {
-                let text = "members hand in registrations and reports only";
+                let text =
+                    "members hand in registrations, reports and the wish for `__groups` only";
                 return Err(error(ErrorCode::InvalidArgument, text));
             }
         }

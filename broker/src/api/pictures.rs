@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use parking_lot::Mutex;
-use qute_proto::ids::{BrokerId, ClusterId, PartitionId, TopicId};
+use qute_proto::ids::{BrokerId, ClusterId, PartitionId};
 use qute_proto::v1::{
     BrokerInfo, BrokerState, MetadataResponse, PartitionInfo, ReplicaInfo, ReplicaRole, TopicInfo,
 };
@@ -90,7 +90,7 @@ pub(super) fn topic_info(controller: &Controller, topic: &Topic) -> TopicInfo {
         topic_id: topic.id.to_wire(),
         partitions: partitions.collect(),
         config: topic.config.clone().into_iter().collect::<HashMap<_, _>>(),
-        internal: topic.id == TopicId::GROUPS,
+        internal: topic.is_internal(),
     }
 }
 

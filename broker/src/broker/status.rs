@@ -1,14 +1,21 @@
 //! What the HTTP endpoints report of this broker: faults, what it waits for, gauges.
 
+use qute_proto::ids::PartitionId;
+
 use crate::controller::Controller;
+use crate::controller::view::ClusterView;
+use crate::groups::GroupReplicas;
+use crate::groups::registry::partition_id;
 use crate::http;
 use crate::partition::registry::{Hosted, Replicas};
+use crate::raft::GroupHandle;
 use crate::storage::Store;
 
 /// What the HTTP endpoints report of this broker.
 pub(super) struct Status {
     pub(super) store: Store,
     pub(super) replicas: Replicas,
+    pub(super) group_replicas: GroupReplicas,
     pub(super) controller: Controller,
 }
 
@@ -38,25 +45,12 @@ impl http::Status for Status {
         gauge("qute_storage_floor_bytes", &[], space.floor_bytes);
         gauge("qute_storage_cached_bytes", &[], self.store.cached_bytes());
         gauge("qute_cluster_index", &[], view.index);
-        let names: std::collections::HashMap<_, _> = view
-            .topics
-            .values()
-            .map(|topic| (topic.id, topic.name.clone()))
-            .collect();
         for (partition, hosted) in self.replicas.list() {
             let Hosted::Open(replica) = hosted else {
                 continue;
             };
-            let name = names
-                .get(&partition.topic)
-                .cloned()
-                .unwrap_or_else(|| partition.topic.to_string());
-            let labels = [
-                metrics::Label::new("topic", name),
-                metrics::Label::new("partition", partition.partition.to_string()),
-            ];
+            let labels = labels(&view, partition);
             let bounds = replica.bounds();
-            let stats = replica.group().log().stats();
             gauge(
                 "qute_partition_high_watermark",
                 &labels,
@@ -67,20 +61,39 @@ impl http::Status for Status {
                 &labels,
                 bounds.log_start.0,
             );
-            gauge("qute_partition_size_bytes", &labels, stats.size_bytes);
-            gauge(
-                "qute_partition_prewritten_bytes",
-                &labels,
-                stats.prewritten_bytes,
-            );
-            gauge(
-                "qute_partition_leader",
-                &labels,
-                u64::from(replica.serving().is_some()),
-            );
-            gauge("qute_partition_term", &labels, replica.leadership().term);
+            group_gauges(replica.group(), &labels);
+        }
+        // `__groups` has commands and no records: no offsets to tell.
+        for (number, hosted) in self.group_replicas.list() {
+            if let Hosted::Open(replica) = hosted {
+                let labels = labels(&view, partition_id(number));
+                group_gauges(replica.group(), &labels);
+            }
         }
     }
+}
+
+fn labels(view: &ClusterView, partition: PartitionId) -> [metrics::Label; 2] {
+    let topic = view.topics_by_id.get(&partition.topic);
+    let name = topic.map_or_else(|| partition.topic.to_string(), |topic| topic.name.clone());
+    [
+        metrics::Label::new("topic", name),
+        metrics::Label::new("partition", partition.partition.to_string()),
+    ]
+}
+
+/// What any replica has.
+fn group_gauges(group: &GroupHandle, labels: &[metrics::Label]) {
+    let stats = group.log().stats();
+    gauge("qute_partition_size_bytes", labels, stats.size_bytes);
+    gauge(
+        "qute_partition_prewritten_bytes",
+        labels,
+        stats.prewritten_bytes,
+    );
+    let leads = u64::from(group.serving().is_some());
+    gauge("qute_partition_leader", labels, leads);
+    gauge("qute_partition_term", labels, group.leadership().term);
 }
 
 /// A gauge holds a float: exact up to 2^53, which is enough for offsets and bytes alike.

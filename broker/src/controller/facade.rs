@@ -29,8 +29,10 @@ use super::book::AddressBook;
 use super::calls::Calls;
 use super::deleted::DeletedTopics;
 use super::forming::driver::{FormError, Former, Records};
+use super::groups_topic;
+use super::hosting::Keeper;
 use super::leaders::Leaders;
-use super::proposer::Proposer;
+use super::proposer::{Proposer, error};
 use super::reconciler::Progress;
 use super::running;
 use super::state::ClusterState;
@@ -39,7 +41,6 @@ use super::view::{ClusterView, Topic};
 use crate::env::Clock;
 use crate::gossip::{Gossip, Liveness, Members};
 use crate::partition::directory::{LeaderDirectory, LeaderHint, Presence};
-use crate::partition::registry::Replicas;
 use crate::raft::{GroupHandle, Groups, Peers};
 use crate::storage::Store;
 
@@ -49,6 +50,8 @@ const GOSSIP_GRACE: Duration = Duration::from_secs(5);
 const INDEX_DEADLINE: Duration = Duration::from_secs(10);
 /// Tasks that do not end are left behind after this.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(3);
+/// What making `__groups` may take beyond its deadline.
+const ENSURE_MARGIN: Duration = Duration::from_millis(500);
 /// Replicas of one kind that the reasons for not being ready name.
 const REASONS_MAX: usize = 3;
 
@@ -79,8 +82,10 @@ pub struct Foundation {
     pub peers: Peers,
     /// The Raft groups.
     pub groups: Groups,
-    /// The partitions.
-    pub replicas: Replicas,
+    /// Keeps the replicas of records.
+    pub records: Arc<dyn Keeper>,
+    /// Keeps the replicas of `__groups`.
+    pub group_replicas: Arc<dyn Keeper>,
     /// Bound already.
     pub gossip_socket: UdpSocket,
     /// Time.
@@ -98,13 +103,16 @@ pub(super) struct Inner {
     pub(super) peers: Peers,
     pub(super) groups: Groups,
     pub(super) store: Store,
-    pub(super) replicas: Replicas,
+    pub(super) records: Arc<dyn Keeper>,
+    pub(super) group_replicas: Arc<dyn Keeper>,
     pub(super) book: Arc<AddressBook>,
     pub(super) calls: Arc<Calls>,
     pub(super) former: Arc<Former>,
     pub(super) proposer: Arc<Proposer>,
     pub(super) leaders: Arc<Leaders>,
     pub(super) deleted: DeletedTopics,
+    // One call at a time makes `__groups`: a burst of first members must not make a burst of commands.
+    pub(super) making_groups: tokio::sync::Mutex<()>,
     pub(super) seeds: Vec<String>,
     pub(super) view: watch::Receiver<Arc<ClusterView>>,
     pub(super) cluster: watch::Sender<Option<GroupHandle>>,
@@ -177,11 +185,13 @@ impl Controller {
                 peers: base.peers,
                 groups: base.groups,
                 store: base.store,
-                replicas: base.replicas,
+                records: base.records,
+                group_replicas: base.group_replicas,
                 book,
                 calls,
                 former: Arc::new(former),
                 proposer: Arc::new(proposer),
+                making_groups: tokio::sync::Mutex::default(),
                 seeds: config.seeds,
                 view,
                 cluster,
@@ -398,8 +408,8 @@ impl Controller {
         &self,
         request: v1::CreateTopicRequest,
     ) -> Result<(Arc<Topic>, u64), v1::Error> {
-        let alive = |broker| self.state(broker) != BrokerState::Dead;
-        topics::create(request, &self.inner.proposer, self.watch_view(), alive).await
+        let (proposer, view) = (&self.inner.proposer, self.watch_view());
+        topics::create(request, proposer, view, self.alive()).await
     }
 
     /// Raises the number of a topic's partitions. See [`topics::add_partitions`].
@@ -410,8 +420,47 @@ impl Controller {
         &self,
         request: v1::AddPartitionsRequest,
     ) -> Result<(Arc<Topic>, u64), v1::Error> {
-        let alive = |broker| self.state(broker) != BrokerState::Dead;
-        topics::add_partitions(request, &self.inner.proposer, self.watch_view(), alive).await
+        let (proposer, view) = (&self.inner.proposer, self.watch_view());
+        topics::add_partitions(request, proposer, view, self.alive()).await
+    }
+
+    /// Makes `__groups` if there has never been a group, through the leader of `__cluster` wherever
+    /// it is; it is in this broker's view on return. Gives the `__cluster` index at which it is known
+    /// to exist.
+    ///
+    /// # Errors
+    /// `NOT_READY` after `deadline`, or what kept it from being made.
+    ///
+    /// # Cancel safety
+    /// A dropped call may have made it.
+    pub async fn ensure_groups_topic(&self, deadline: Duration) -> Result<u64, v1::Error> {
+        let end = Instant::now() + deadline;
+        let inner = &self.inner;
+        let making = async {
+            let _one = inner.making_groups.lock().await;
+            let left = end.saturating_duration_since(Instant::now());
+            groups_topic::ensure(&inner.proposer, self.watch_view(), self.alive(), left).await
+        };
+        // A margin for the answer that says why it was not made.
+        let given_up = end + ENSURE_MARGIN;
+        let made = tokio::time::timeout_at(given_up, making).await;
+        made.unwrap_or_else(|_| {
+            let text = "`__groups` could not be made in time; try again";
+            Err(error(v1::ErrorCode::NotReady, text))
+        })
+    }
+
+    /// Makes `__groups` as the leader of `__cluster`. See [`groups_topic::create_here`].
+    ///
+    /// # Errors
+    /// Typed.
+    pub async fn create_groups_topic(&self) -> Result<u64, v1::Error> {
+        let mut view = self.watch_view();
+        groups_topic::create_here(&self.inner.proposer, &mut view, self.alive()).await
+    }
+
+    fn alive(&self) -> impl Fn(BrokerId) -> bool + '_ {
+        |broker| self.state(broker) != BrokerState::Dead
     }
 
     /// Deletes a topic. See [`topics::delete`].

@@ -1,9 +1,14 @@
-//! The reconciler's [`Host`] over the partition layer.
+//! The reconciler's [`Host`]: which layer keeps which replicas.
+//!
+//! A topic's replicas are kept by the layer that knows its state machine: records by the partition
+//! layer, `__groups` by the layer of consumer groups. That one comes after this, so the composition
+//! root hands both in as [`Keeper`]s.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use qute_proto::ids::{BrokerId, PartitionId, ReplicaId};
+use qute_proto::ids::{BrokerId, PartitionId, ReplicaId, TopicId};
 use tokio::sync::mpsc;
 
 use super::reconciler::{Host, HostError, ReplicaSpec};
@@ -11,18 +16,45 @@ use crate::partition::registry::{Hosted, OpenError, PartitionSpec, ReplicaSettin
 use crate::raft::GroupHandle;
 use crate::storage::Store;
 
+/// Keeps the replicas of one kind of topic.
+pub trait Keeper: Send + Sync + 'static {
+    /// Opens a replica, making it if it has never existed; one that is open is given its settings.
+    fn open(&self, spec: ReplicaSpec) -> BoxFuture<'_, Result<GroupHandle, HostError>>;
+    /// Closes a replica if it is open and deletes what is stored of it. No error if there is none.
+    fn delete(
+        &self,
+        partition: PartitionId,
+        replica: ReplicaId,
+    ) -> BoxFuture<'_, Result<(), HostError>>;
+    /// The group of an open replica.
+    fn group(&self, partition: PartitionId) -> Option<GroupHandle>;
+}
+
 /// Replicas on this broker. Each that opens is handed on to whoever follows leaders.
 #[derive(Clone)]
 pub struct LocalReplicas {
-    /// The partition layer.
-    pub replicas: Replicas,
+    /// Of records.
+    pub records: Arc<dyn Keeper>,
+    /// Of `__groups`.
+    pub groups: Arc<dyn Keeper>,
     /// What is stored.
     pub store: Store,
     /// Where groups go once they are open.
     pub opened: mpsc::Sender<GroupHandle>,
 }
 
-fn host_error(error: OpenError) -> HostError {
+impl LocalReplicas {
+    fn keeper(&self, topic: TopicId) -> &Arc<dyn Keeper> {
+        match topic {
+            TopicId::GROUPS => &self.groups,
+            _ => &self.records,
+        }
+    }
+}
+
+/// What the reconciler makes of a replica that did not open.
+#[must_use]
+pub fn host_error(error: OpenError) -> HostError {
     match error {
         OpenError::Quarantined { reason, .. } => HostError::Quarantined(reason),
         error => HostError::Retry(error.to_string()),
@@ -42,20 +74,13 @@ fn detached(
 
 impl Host for LocalReplicas {
     fn open(&self, spec: ReplicaSpec) -> BoxFuture<'static, Result<(), HostError>> {
-        let host = self.clone();
+        let keeper = Arc::clone(self.keeper(spec.partition.topic));
+        let opened = self.opened.clone();
         detached(async move {
-            let spec = PartitionSpec {
-                partition: spec.partition,
-                replica: spec.replica,
-                settings: ReplicaSettings {
-                    segment_bytes: spec.settings.segment_bytes,
-                    record_bytes_max: spec.settings.record_bytes_max,
-                },
-            };
-            let replica = host.replicas.open(spec).await.map_err(host_error)?;
-            super::duties::elect_if_alone(replica.group()).await;
+            let group = keeper.open(spec).await?;
+            super::duties::elect_if_alone(&group).await;
             // Nobody follows leaders any more only when the broker stops.
-            let _ = host.opened.send(replica.group().clone()).await;
+            let _ = opened.send(group).await;
             Ok(())
         })
     }
@@ -65,13 +90,8 @@ impl Host for LocalReplicas {
         partition: PartitionId,
         replica: ReplicaId,
     ) -> BoxFuture<'static, Result<(), HostError>> {
-        let host = self.clone();
-        detached(async move {
-            host.replicas
-                .delete(partition, replica)
-                .await
-                .map_err(host_error)
-        })
+        let keeper = Arc::clone(self.keeper(partition.topic));
+        detached(async move { keeper.delete(partition, replica).await })
     }
 
     fn initialize(
@@ -79,12 +99,12 @@ impl Host for LocalReplicas {
         partition: PartitionId,
         members: BTreeMap<ReplicaId, BrokerId>,
     ) -> BoxFuture<'static, Result<(), HostError>> {
-        let hosted = self.replicas.get(partition);
+        let group = self.keeper(partition.topic).group(partition);
         Box::pin(async move {
-            let Some(Hosted::Open(replica)) = hosted else {
+            let Some(group) = group else {
                 return Err(HostError::Retry("it is not open".to_owned()));
             };
-            let outcome = replica.group().initialize(members).await;
+            let outcome = group.initialize(members).await;
             outcome
                 .map(|_| ())
                 .map_err(|error| HostError::Retry(error.to_string()))
@@ -92,10 +112,8 @@ impl Host for LocalReplicas {
     }
 
     fn leads(&self, partition: PartitionId) -> bool {
-        matches!(
-            self.replicas.get(partition),
-            Some(Hosted::Open(replica)) if replica.serving().is_some()
-        )
+        let group = self.keeper(partition.topic).group(partition);
+        group.is_some_and(|group| group.serving().is_some())
     }
 
     fn stored(&self) -> BTreeMap<ReplicaId, PartitionId> {
@@ -105,5 +123,40 @@ impl Host for LocalReplicas {
             .filter(|key| key.partition != PartitionId::CLUSTER)
             .map(|key| (key.replica, key.partition))
             .collect()
+    }
+}
+
+impl Keeper for Replicas {
+    fn open(&self, spec: ReplicaSpec) -> BoxFuture<'_, Result<GroupHandle, HostError>> {
+        let spec = PartitionSpec {
+            partition: spec.partition,
+            replica: spec.replica,
+            settings: ReplicaSettings {
+                segment_bytes: spec.settings.segment_bytes,
+                record_bytes_max: spec.settings.record_bytes_max,
+            },
+        };
+        Box::pin(async move {
+            let replica = Self::open(self, spec).await.map_err(host_error)?;
+            Ok(replica.group().clone())
+        })
+    }
+
+    fn delete(
+        &self,
+        partition: PartitionId,
+        replica: ReplicaId,
+    ) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async move {
+            let deleted = Self::delete(self, partition, replica).await;
+            deleted.map_err(host_error)
+        })
+    }
+
+    fn group(&self, partition: PartitionId) -> Option<GroupHandle> {
+        match self.get(partition) {
+            Some(Hosted::Open(replica)) => Some(replica.group().clone()),
+            Some(Hosted::Quarantined { .. }) | None => None,
+        }
     }
 }

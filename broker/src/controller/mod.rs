@@ -9,11 +9,12 @@
 //! | [`view`] | the immutable picture that it publishes |
 //! | [`settings`] | topic settings: keys, values, defaults |
 //! | [`placement`] | where replicas go: pure functions |
+//! | [`groups_topic`] | `__groups`, made when it is first needed |
 //! | [`topics`] | creating, growing and deleting topics at the leader |
 //! | [`proposer`] | commands on their way to the leader |
 //! | [`duties`] | what falls to the leader, and to members at their start |
 //! | [`reconciler`] | opens, closes and deletes replicas as decided |
-//! | [`hosting`] | the reconciler's seam to the partition layer |
+//! | [`hosting`] | the reconciler's seam to the layers that keep replicas |
 //! | [`leaders`] | who leads which group, as heard of |
 //! | [`contact`] | finding each other again after ports have changed |
 //! | [`book`] | where brokers were last heard to be |
@@ -28,6 +29,7 @@ mod deleted;
 pub mod duties;
 pub mod facade;
 pub mod forming;
+pub mod groups_topic;
 pub mod health;
 pub mod hosting;
 pub mod leaders;

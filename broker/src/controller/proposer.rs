@@ -240,6 +240,29 @@ impl Proposer {
         }
     }
 
+    /// Hands a command to the leader of `__cluster` elsewhere, once, within `deadline`: `refusal` is
+    /// what this broker says to it. The leader makes of it what it takes from members.
+    ///
+    /// # Errors
+    /// The leader's, or why none was reached.
+    ///
+    /// # Cancel safety
+    /// A dropped call may have submitted the command.
+    pub async fn hand_in(
+        &self,
+        command: Command,
+        refusal: v1::Error,
+        deadline: Duration,
+    ) -> Result<Decided, v1::Error> {
+        let bytes: Bytes = ClusterCommand {
+            command: Some(command),
+        }
+        .encode_to_vec()
+        .into();
+        let end = Instant::now() + deadline;
+        self.elsewhere(&bytes, refusal, &mut None, end).await
+    }
+
     /// Here, then where the last answer pointed, then wherever somebody may know; until `end`.
     async fn attempt(
         &self,
@@ -249,14 +272,26 @@ impl Proposer {
     ) -> Result<Decided, v1::Error> {
         let left = || CALL_DEADLINE.min(end.saturating_duration_since(Instant::now()));
         let here = self.propose_here(command.clone(), left()).await;
-        let mut failure = match here {
+        match here {
             Err(failure)
                 if matches!(failure.code(), ErrorCode::NotLeader | ErrorCode::NotReady) =>
             {
-                failure
+                self.elsewhere(command, failure, hint, end).await
             }
-            decided => return decided,
-        };
+            decided => decided,
+        }
+    }
+
+    /// Where this broker's refusal or the last answer pointed, or wherever somebody may know; until
+    /// `end`.
+    async fn elsewhere(
+        &self,
+        command: &Bytes,
+        mut failure: v1::Error,
+        hint: &mut Option<BrokerId>,
+        end: Instant,
+    ) -> Result<Decided, v1::Error> {
+        let left = || CALL_DEADLINE.min(end.saturating_duration_since(Instant::now()));
         let known = failure
             .leader_hint
             .as_ref()

@@ -133,7 +133,8 @@ fn start_duties(inner: &Arc<Inner>, handle: &GroupHandle, formed: &Formed) {
 
 fn start_reconciler(inner: &Arc<Inner>, opened: mpsc::Sender<GroupHandle>) {
     let host = LocalReplicas {
-        replicas: inner.replicas.clone(),
+        records: Arc::clone(&inner.records),
+        groups: Arc::clone(&inner.group_replicas),
         store: inner.store.clone(),
         opened,
     };

@@ -22,6 +22,7 @@ use qute_proto::internal::{
     self, BrokerAddress, BrokerEntry, ClusterCommand, CommandReply, FoundCluster, FoundingSet,
     cluster_command::Command,
 };
+use qute_proto::topic;
 use qute_proto::v1::ErrorCode;
 use tokio::sync::watch;
 
@@ -259,6 +260,9 @@ impl ClusterState {
                 format!("topic `{}` exists", create.name),
             );
         }
+        if (id == TopicId::GROUPS) != (create.name == topic::GROUPS_NAME) {
+            return Err(invalid("the name and the id of `__groups` go together"));
+        }
         if id == TopicId::CLUSTER || self.view.topics_by_id.contains_key(&id) {
             return refuse(
                 ErrorCode::InvalidArgument,
@@ -266,6 +270,10 @@ impl ClusterState {
             );
         }
         let count = u32::try_from(create.placement.len()).unwrap_or(u32::MAX);
+        if id == TopicId::GROUPS && count != self.view.groups_partitions {
+            let partitions = self.view.groups_partitions;
+            return Err(invalid(&format!("`__groups` has {partitions} partitions")));
+        }
         if count == 0 || count > PARTITIONS_MAX {
             return refuse(
                 ErrorCode::InvalidArgument,
@@ -295,6 +303,7 @@ impl ClusterState {
                 "the topic has been deleted, or made again under another id",
             );
         };
+        refuse_internal(&topic)?;
         let present = u32::try_from(topic.partitions.len()).unwrap_or(u32::MAX);
         placement::check_growth(&topic.name, present, add.partitions)
             .map_err(|message| invalid(&message))?;
@@ -366,6 +375,7 @@ impl ClusterState {
                 format!("topic `{}` does not exist", delete.name),
             );
         };
+        refuse_internal(&topic)?;
         let view = self.edit();
         view.topics.remove(&topic.name);
         view.topics_by_id.remove(&topic.id);
@@ -486,6 +496,14 @@ impl raft::StateMachine for ClusterState {
     fn restore(&mut self, checkpoint: &[u8]) -> Result<(), raft::RestoreError> {
         Self::restore(self, checkpoint).map_err(|error| raft::RestoreError::new(error.to_string()))
     }
+}
+
+/// `__groups` keeps its partitions for the life of the cluster: groups are found by their number.
+fn refuse_internal(topic: &Topic) -> Result<(), Refusal> {
+    if topic.id == TopicId::GROUPS {
+        return Err(invalid("`__groups` belongs to the cluster itself"));
+    }
+    Ok(())
 }
 
 /// S23: a start counter that does not rise belongs to a copy, unless it is the same process.

@@ -24,7 +24,7 @@ use super::settings;
 use super::view::{ClusterView, Topic};
 
 /// How long the controller may take to decide.
-const DECIDE_DEADLINE: Duration = Duration::from_secs(8);
+pub(super) const DECIDE_DEADLINE: Duration = Duration::from_secs(8);
 
 fn encode(command: Command) -> Bytes {
     ClusterCommand {
@@ -44,7 +44,7 @@ fn refused(problem: PlacementError) -> v1::Error {
 
 /// The same where brokers are looked at: a cluster whose founding brokers are still coming is worth
 /// another try.
-fn not_placed(problem: PlacementError, view: &ClusterView) -> v1::Error {
+pub(super) fn not_placed(problem: PlacementError, view: &ClusterView) -> v1::Error {
     if problem.passes_with(placement::awaited(view)) {
         let text = format!("{problem}: not every founding broker has registered itself yet");
         return error(ErrorCode::NotReady, text);
@@ -52,11 +52,20 @@ fn not_placed(problem: PlacementError, view: &ClusterView) -> v1::Error {
     refused(problem)
 }
 
-fn lists(placed: Vec<Vec<BrokerId>>) -> Vec<BrokerList> {
+pub(super) fn lists(placed: Vec<Vec<BrokerId>>) -> Vec<BrokerList> {
     let list = |brokers: Vec<BrokerId>| BrokerList {
         broker_ids: brokers.into_iter().map(|broker| broker.0).collect(),
     };
     placed.into_iter().map(list).collect()
+}
+
+/// What belongs to the cluster itself is not for programs to change.
+fn refuse_internal(name: &str, what: &str) -> Result<(), v1::Error> {
+    if name != topic::GROUPS_NAME {
+        return Ok(());
+    }
+    let text = format!("`{name}` belongs to the cluster itself: it can't be {what}");
+    Err(error(ErrorCode::InvalidArgument, text))
 }
 
 /// The word of the confirmed leader of `__cluster`: final.
@@ -143,6 +152,7 @@ pub async fn add_partitions(
     mut view: watch::Receiver<Arc<ClusterView>>,
     alive: impl Fn(BrokerId) -> bool,
 ) -> Result<(Arc<Topic>, u64), v1::Error> {
+    refuse_internal(&request.name, "given partitions")?;
     topic::check_name(&request.name)
         .map_err(|problem| error(ErrorCode::InvalidTopicName, problem.to_string()))?;
     let wanted_id = wanted_incarnation(&request.topic_id)?;
@@ -220,6 +230,7 @@ pub async fn delete(
     proposer: &Proposer,
     mut view: watch::Receiver<Arc<ClusterView>>,
 ) -> Result<u64, v1::Error> {
+    refuse_internal(&request.name, "deleted")?;
     topic::check_name(&request.name)
         .map_err(|problem| error(ErrorCode::InvalidTopicName, problem.to_string()))?;
     let wanted = wanted_incarnation(&request.topic_id)?;

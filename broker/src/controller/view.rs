@@ -73,6 +73,14 @@ pub struct Topic {
     pub partitions: Vec<Placement>,
 }
 
+impl Topic {
+    /// It belongs to the cluster itself.
+    #[must_use]
+    pub fn is_internal(&self) -> bool {
+        self.id == TopicId::GROUPS
+    }
+}
+
 /// Permission to delete one replica (S22).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tombstone {
@@ -147,13 +155,13 @@ impl ClusterView {
         !self.founding.is_empty() && self.founding.iter().all(|id| self.is_registered(*id))
     }
 
-    /// How many partitions all topics have.
+    /// How many topics people have made, and how many partitions these have together.
     #[must_use]
-    pub fn partitions(&self) -> usize {
-        self.topics
-            .values()
-            .map(|topic| topic.partitions.len())
-            .sum()
+    pub fn counts(&self) -> (usize, usize) {
+        let made = self.topics.values().filter(|topic| !topic.is_internal());
+        made.fold((0, 0), |(topics, partitions), topic| {
+            (topics + 1, partitions + topic.partitions.len())
+        })
     }
 }
 

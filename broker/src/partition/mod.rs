@@ -15,6 +15,7 @@
 //! | [`replica`] | [`replica::Replica`]: append, read, wait, list offsets (S18) |
 //! | [`follower`] | the same of a replica that does not lead (S17, S18) |
 //! | [`registry`] | [`registry::Replicas`]: what is open on this broker (S10, S22) |
+//! | [`hosted`] | what the registries of all kinds of replicas have in common |
 //! | [`directory`] | what this layer asks of the layers above |
 //! | [`error`] | why a partition refused |
 
@@ -22,6 +23,7 @@ pub mod directory;
 pub mod door;
 pub mod error;
 mod follower;
+pub mod hosted;
 pub mod intake;
 pub mod ledger;
 pub mod machine;

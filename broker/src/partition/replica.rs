@@ -173,8 +173,7 @@ impl Replica {
     /// of its own term.
     #[must_use]
     pub fn serving(&self) -> Option<u64> {
-        let now = self.group.leadership();
-        (now.is_local && self.group.applied().term == now.term).then_some(now.term)
+        self.group.serving()
     }
 
     /// Waits until an elected leader serves; an other replica is refused at once.

@@ -273,6 +273,14 @@ impl GroupHandle {
         *self.inner.applied.borrow()
     }
 
+    /// The term in which this replica serves: it leads, and has applied the first entry of its own
+    /// term (S18).
+    #[must_use]
+    pub fn serving(&self) -> Option<u64> {
+        let now = self.leadership();
+        (now.is_local && self.applied().term == now.term).then_some(now.term)
+    }
+
     /// Follows how far this replica has applied.
     #[must_use]
     pub fn watch_applied(&self) -> watch::Receiver<AppliedMark> {

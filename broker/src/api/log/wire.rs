@@ -16,6 +16,12 @@ pub(super) fn partition_id(topic_id: &[u8], partition: u32) -> Result<PartitionI
             format!("a topic id has 16 bytes, not {}", topic_id.len()),
         )
     })?;
+    if matches!(topic, TopicId::GROUPS | TopicId::CLUSTER) {
+        return Err(plain(
+            v1::ErrorCode::InvalidArgument,
+            "this topic belongs to the cluster itself: programs don't write or read it",
+        ));
+    }
     Ok(PartitionId { topic, partition })
 }
 

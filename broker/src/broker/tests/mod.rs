@@ -2,5 +2,6 @@
 
 mod cluster;
 mod following;
+mod groups_topic;
 mod partitions;
 mod stopping;
