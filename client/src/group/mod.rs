@@ -3,7 +3,7 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `assignor/` | [`Assignor`]: who gets which partition (pure) |
+//! | `assignor/` | [`Assignor`]: who gets which partition (pure), and the default, [`StickyAssignor`] |
 //! | `coordinator.rs` | the way to a group's coordinator |
 //! | `subscription.rs` | which topics a member reads, by the latest view (pure) |
 //! | `watermark.rs` | what has been acknowledged of a claimed partition (pure) |
@@ -16,5 +16,5 @@ mod subscription;
 #[allow(dead_code, reason = "used by the parts to come")]
 mod watermark;
 
-pub use assignor::{AssignInput, AssignMember, Assignment, Assignor};
+pub use assignor::{AssignInput, AssignMember, Assignment, Assignor, StickyAssignor};
 pub use qute_proto::ids::{MemberId, PartitionId};

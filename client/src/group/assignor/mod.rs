@@ -6,8 +6,18 @@
 //!
 //! | file | holds |
 //! | --- | --- |
+//! | `sticky.rs` | [`StickyAssignor`], the default |
+//! | `board.rs` | who has what while it is computed |
+//! | `balance.rs` | loads as even as can be |
+//! | `near.rs` | partitions near their readers |
 //! | `wire.rs` | tasks and assignments as they travel |
 
+mod balance;
+mod board;
+mod near;
+#[cfg(test)]
+mod properties;
+mod sticky;
 #[allow(dead_code, reason = "used by the parts to come")]
 mod wire;
 
@@ -15,6 +25,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use qute_proto::ids::{MemberId, PartitionId, TopicId};
+
+pub use sticky::StickyAssignor;
 
 /// Computes the assignment of a group.
 ///
