@@ -9,6 +9,7 @@
 //! | [`cluster`] | several of them with their data directories |
 //! | [`command`] | running `qute` with a deadline |
 //! | [`http`] | `GET` against a broker's HTTP port, and its metrics as numbers |
+//! | [`oracle`] | what members of a group saw, held against what they were promised |
 //! | [`flights`] | the flights data, its published table, and the checks against both |
 //! | `documents` | the test that files named in documents exist |
 //! | `layers` | the test that keeps the layers of `broker/src` |
@@ -27,6 +28,7 @@ pub mod flights;
 pub mod http;
 #[cfg(test)]
 mod layers;
+pub mod oracle;
 pub mod process;
 pub mod procfs;
 pub mod wait;
