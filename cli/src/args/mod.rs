@@ -21,7 +21,7 @@ pub use cluster::Cluster;
 pub use consume::Consume;
 pub use dev::Dev;
 pub use partition_of::PartitionOf;
-pub use produce::{Compression, Delimiter, Produce};
+pub use produce::{Compression, Delimiter, Produce, Source};
 pub use topic::Topic;
 
 /// The address of a broker that runs with its defaults.

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use clap::builder::TypedValueParser as _;
 use clap::{Args, ValueEnum};
 
+use crate::exit::Failure;
+use crate::text::rate::{self, Rate};
 use crate::text::{escape, key_value};
 
 /// `qute produce`
@@ -14,6 +16,10 @@ use crate::text::{escape, key_value};
 #[command(
     after_help = "With --output jsonl each acknowledgement is a line of JSON on standard output; \
                         otherwise nothing is printed there.\n\
+                        A tombstone is a record with a key and no value: what deletes a key where topics are \
+                        compacted. With -k it is the only record, and standard input is not read; with -K a line \
+                        that ends at its delimiter or has none is the tombstone of its key, and the others are \
+                        written as ever.\n\
                         Reading stops at the first line that is refused; its number is named. Exit codes: \
                         1 refused, 3 no line acknowledged in time, 4 some were."
 )]
@@ -48,9 +54,69 @@ pub struct Produce {
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 
+    /// Write no value: of the one key of -k, or of each key of -K whose line has none
+    #[arg(long, conflicts_with = "file")]
+    pub tombstone: bool,
+
+    /// Write this many records a second at most, at even distances
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        conflicts_with = "file",
+        value_parser = rate::parse
+    )]
+    pub rate: Option<Rate>,
+
     /// How batches are compressed
     #[arg(long, value_enum, default_value_t = Compression::None)]
     pub compression: Compression,
+}
+
+/// What the records are made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Each line of standard input is a value.
+    Lines,
+    /// Each line is key, delimiter, value.
+    KeyedLines {
+        /// What separates them.
+        delimiter: Delimiter,
+        /// A line without a value is its key's tombstone.
+        tombstones: bool,
+    },
+    /// This file is one value; `-`: standard input.
+    File(PathBuf),
+    /// Nothing: one record without a value.
+    Tombstone,
+}
+
+impl Produce {
+    /// What the records are made of.
+    ///
+    /// # Errors
+    /// A tombstone without a key, or a rate for a single record.
+    pub fn source(&self) -> Result<Source, Failure> {
+        let source = match (&self.file, &self.key_delimiter, self.tombstone) {
+            (Some(path), _, _) => Source::File(path.clone()),
+            (None, Some(delimiter), tombstones) => Source::KeyedLines {
+                delimiter: delimiter.clone(),
+                tombstones,
+            },
+            (None, None, false) => Source::Lines,
+            (None, None, true) if self.key.is_some() => Source::Tombstone,
+            (None, None, true) => {
+                return Err(Failure::usage("--tombstone without a key")
+                    .hint("name the key with -k, or read keys from lines with -K"));
+            }
+        };
+        if self.rate.is_some() && source == Source::Tombstone {
+            return Err(Failure::usage(
+                "--rate is for many records, and --tombstone with -k writes one",
+            ));
+        }
+        Ok(source)
+    }
 }
 
 /// How batches are compressed.
@@ -129,8 +195,46 @@ mod tests {
             &["produce", "t", "-K", r"\x"],
             &["produce", "t", "-K", ",", "-k", "x"],
             &["produce", "t", "-K", ",", "--file", "x"],
+            &["produce", "t", "--file", "x", "--rate", "5"],
+            &["produce", "t", "--file", "x", "--tombstone"],
+            &["produce", "t", "--rate", "0"],
+            &["produce", "t", "--rate", "-1"],
+            &["produce", "t", "--rate", "fast"],
             &["produce", "t", "-H", "novalue"],
             &["produce", "t", "--compression", "gzip"],
         ]);
+    }
+
+    fn source(args: &[&str]) -> Result<Source, Failure> {
+        match parse(args).unwrap().command {
+            Command::Produce(produce) => produce.source(),
+            _ => panic!("another command"),
+        }
+    }
+
+    #[test]
+    fn tombstone_needs_a_key_and_with_k_is_one_record() {
+        assert_eq!(source(&["produce", "t"]), Ok(Source::Lines));
+        assert_eq!(
+            source(&["produce", "t", "-k", "", "--tombstone"]),
+            Ok(Source::Tombstone)
+        );
+        let keyed = |tombstones| {
+            Ok(Source::KeyedLines {
+                delimiter: Delimiter(b",".to_vec()),
+                tombstones,
+            })
+        };
+        assert_eq!(source(&["produce", "t", "-K", ","]), keyed(false));
+        assert_eq!(
+            source(&["produce", "t", "-K", ",", "--tombstone"]),
+            keyed(true)
+        );
+        for args in [
+            &["produce", "t", "--tombstone"][..],
+            &["produce", "t", "--tombstone", "-k", "x", "--rate", "5"],
+        ] {
+            assert_eq!(source(args).unwrap_err().exit, crate::exit::Exit::Usage);
+        }
     }
 }

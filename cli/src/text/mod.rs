@@ -7,6 +7,7 @@
 //! | [`format`] | `-f`: how a record is printed |
 //! | [`key_value`] | `K=V` |
 //! | [`position`] | `-o`: where to start reading |
+//! | [`rate`] | `--rate`: records a second |
 //! | [`record_json`] | a record as JSON |
 
 pub mod duration;
@@ -14,4 +15,5 @@ pub mod escape;
 pub mod format;
 pub mod key_value;
 pub mod position;
+pub mod rate;
 pub mod record_json;

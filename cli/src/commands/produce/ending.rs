@@ -1,6 +1,5 @@
 //! How `produce` ends: the summary, the first thing that went wrong, and the exit code.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use qute_client::{Error, ErrorKind};
@@ -28,6 +27,11 @@ pub enum Stop {
     Failed,
     /// The input failed, or has a line that is too long.
     Input(lines::Error),
+    /// A line has no key, and a tombstone needs one.
+    NoKey {
+        /// The line.
+        number: u64,
+    },
     /// A signal came.
     Interrupted {
         /// Lines sent until then.
@@ -42,8 +46,8 @@ pub struct Ending {
     pub tally: Tally,
     /// Why no more was read.
     pub stop: Stop,
-    /// The file sent, if it was one.
-    pub file: Option<PathBuf>,
+    /// What the only record is called, if there are no lines.
+    pub only: Option<String>,
     /// From the first read to the last acknowledgement.
     pub elapsed: Duration,
 }
@@ -80,10 +84,10 @@ impl Ending {
 
     fn result(self) -> Result<Exit, Failure> {
         let Self {
-            tally, stop, file, ..
+            tally, stop, only, ..
         } = self;
-        let place = |number: u64| match &file {
-            Some(path) => path.display().to_string(),
+        let place = |number: u64| match &only {
+            Some(name) => name.clone(),
             None => format!("line {number}"),
         };
         if let Some((number, error)) = &tally.first_failure {
@@ -106,6 +110,10 @@ impl Ending {
             Stop::Input(lines::Error::Read { number, source }) => Err(Failure::error(format!(
                 "can't read standard input in line {number}: {source}"
             ))),
+            Stop::NoKey { number } => Err(Failure::error(format!(
+                "line {number} is blank: a tombstone needs a key"
+            ))
+            .hint("an empty key is a line with the delimiter alone")),
             Stop::Interrupted { read } => Err(interrupted(read, &tally)),
             Stop::Failed => Err(Failure::error("a record failed and its error is lost")),
             Stop::EndOfInput => match tally.output {
@@ -159,7 +167,7 @@ mod tests {
         Ending {
             tally,
             stop,
-            file: None,
+            only: None,
             elapsed: Duration::from_millis(2500),
         }
     }

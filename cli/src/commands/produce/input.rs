@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use bytes::Bytes;
@@ -39,11 +39,19 @@ pub fn stdin_lines(
     Ok(received)
 }
 
-/// Reads a whole file, `-` for standard input.
+/// Reads a whole file, `-` for standard input, on a thread of its own: what is read may be a pipe on
+/// which nobody writes.
 ///
 /// # Errors
 /// It can't be read, or has more than `bytes_max` bytes.
-pub fn whole_file(path: &Path, bytes_max: usize) -> Result<Bytes, Failure> {
+pub async fn whole_file(path: PathBuf, bytes_max: usize) -> Result<Bytes, Failure> {
+    let reading = tokio::task::spawn_blocking(move || read_whole(&path, bytes_max));
+    reading
+        .await
+        .map_err(|error| Failure::error(format!("reading failed: {error}")))?
+}
+
+fn read_whole(path: &Path, bytes_max: usize) -> Result<Bytes, Failure> {
     let shown = path.display();
     let cannot = |error: io::Error| Failure::error(format!("can't read {shown}: {error}"));
     let mut bytes = Vec::new();
@@ -74,24 +82,28 @@ mod tests {
     fn whole_file_keeps_every_byte() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"a\r\n\0\xffb\n").unwrap();
-        assert_eq!(whole_file(file.path(), 7).unwrap(), &b"a\r\n\0\xffb\n"[..]);
+        assert_eq!(read_whole(file.path(), 7).unwrap(), &b"a\r\n\0\xffb\n"[..]);
     }
 
     #[test]
-    fn whole_file_too_large_or_missing_is_one_clear_error() {
+    fn whole_file_that_is_empty_is_an_empty_value() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(read_whole(file.path(), 7).unwrap(), &b""[..]);
+    }
+
+    #[test]
+    fn whole_file_too_large_endless_missing_or_no_file_is_one_clear_error() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"12345678").unwrap();
-        assert!(
-            whole_file(file.path(), 7)
-                .unwrap_err()
-                .message
-                .contains("more than 7")
-        );
-        assert!(
-            whole_file(Path::new("/no/such"), 7)
-                .unwrap_err()
-                .message
-                .contains("/no/such")
-        );
+        let dir = tempfile::tempdir().unwrap();
+        for (path, says) in [
+            (file.path(), "more than 7"),
+            (Path::new("/dev/zero"), "more than 7"),
+            (Path::new("/no/such"), "/no/such"),
+            (dir.path(), "directory"),
+        ] {
+            let message = read_whole(path, 7).unwrap_err().message;
+            assert!(message.contains(says), "{message}");
+        }
     }
 }

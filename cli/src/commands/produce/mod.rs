@@ -12,11 +12,13 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `input.rs` | standard input and files |
+//! | `pace.rs` | `--rate` |
 //! | `settle.rs` | the fate of every record, in input order |
 //! | `ending.rs` | exit code and last words |
 
 mod ending;
 mod input;
+mod pace;
 mod settle;
 
 use std::os::unix::ffi::OsStrExt as _;
@@ -29,13 +31,15 @@ use qute_client::{Client, Compression as Codec, Producer, ProducerConfig, Record
 use qute_proto::batch::{BATCH_BYTES_MAX, RECORD_BYTES_MAX};
 use tokio::sync::mpsc;
 
-use crate::args::{Compression, Delimiter, Global, Output, Produce};
+use crate::args::{Compression, Global, Output, Produce, Source};
 use crate::connection::{connect, failure};
 use crate::exit::{Exit, Failure};
 use crate::interrupt::Interrupt;
 use crate::lines::split_key;
 use crate::sink::Sink;
+use crate::text::rate::Rate;
 use ending::{Ending, Stop};
+use pace::Pace;
 use settle::{Pending, Settle};
 
 /// How long a record may wait for others to share its batch.
@@ -50,13 +54,27 @@ const AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// # Errors
 /// A line is refused, the deadline passes, the input can't be read.
 pub async fn run(args: Produce, global: &Global, interrupt: &Interrupt) -> Result<Exit, Failure> {
+    let source = args.source()?;
     // Before anything connects: a file that can't be sent needs no cluster.
-    let file = match &args.file {
-        Some(path) => Some(input::whole_file(path, RECORD_BYTES_MAX)?),
-        None => None,
+    let prepared = async {
+        let input = match source {
+            Source::Lines => Input::Lines(Keys::None),
+            Source::KeyedLines {
+                delimiter,
+                tombstones,
+            } => Input::Lines(Keys::Before {
+                delimiter: delimiter.0,
+                tombstones,
+            }),
+            Source::File(path) => {
+                Input::One(Some(input::whole_file(path, RECORD_BYTES_MAX).await?))
+            }
+            Source::Tombstone => Input::One(None),
+        };
+        Ok((input, open(&args, global).await?))
     };
-    let (client, producer) = tokio::select! {
-        opened = open(&args, global) => opened?,
+    let (input, (client, producer)) = tokio::select! {
+        prepared = prepared => prepared?,
         () = interrupt.wait() => return Err(Failure::error("interrupted before anything was sent")),
     };
     let started = Instant::now();
@@ -73,18 +91,20 @@ pub async fn run(args: Produce, global: &Global, interrupt: &Interrupt) -> Resul
     let pump = Pump {
         producer: &producer,
         template: template(&args),
-        delimiter: args.key_delimiter.clone(),
         tickets,
     };
     let sending = async {
-        match file {
-            Some(value) => pump.file(value, interrupt).await,
-            None => pump.lines(interrupt, first_failed.wait()).await,
+        match input {
+            Input::One(value) => pump.one(value, interrupt).await,
+            Input::Lines(keys) => {
+                let failed = first_failed.wait();
+                pump.lines(&keys, args.rate, interrupt, failed).await
+            }
         }
     };
     let stop = sending.await?;
     let wait = match stop {
-        Stop::EndOfInput | Stop::Interrupted { .. } | Stop::Input(_) => {
+        Stop::EndOfInput | Stop::Interrupted { .. } | Stop::Input(_) | Stop::NoKey { .. } => {
             // Each record's own deadline comes first.
             global
                 .delivery_timeout()
@@ -101,7 +121,7 @@ pub async fn run(args: Produce, global: &Global, interrupt: &Interrupt) -> Resul
     Ending {
         tally,
         stop,
-        file: args.file,
+        only: only(&args),
         elapsed: started.elapsed(),
     }
     .say()
@@ -144,18 +164,71 @@ fn template(args: &Produce) -> Record {
     record
 }
 
+/// What the only record is to be called in an error; `None`: there are lines, and they have numbers.
+fn only(args: &Produce) -> Option<String> {
+    match &args.file {
+        Some(path) => Some(path.display().to_string()),
+        None if args.tombstone && args.key.is_some() => Some("tombstone".to_owned()),
+        None => None,
+    }
+}
+
+/// Where the values come from.
+enum Input {
+    /// This is the only one.
+    One(Option<Bytes>),
+    /// Standard input.
+    Lines(Keys),
+}
+
+/// What a line holds besides its value.
+enum Keys {
+    None,
+    Before {
+        delimiter: Vec<u8>,
+        /// Without a value the line is the tombstone of its key.
+        tombstones: bool,
+    },
+}
+
+impl Keys {
+    /// Key and value of a line; `None`: it has no key and needs one.
+    fn split(&self, line: Bytes) -> Option<(Option<Bytes>, Option<Bytes>)> {
+        let Self::Before {
+            delimiter,
+            tombstones,
+        } = self
+        else {
+            return Some((None, Some(line)));
+        };
+        let (key, value) = split_key(&line, delimiter);
+        match (tombstones, key) {
+            (false, key) => Some((key, Some(value))),
+            (true, Some(key)) => Some((Some(key), (!value.is_empty()).then_some(value))),
+            (true, None) if line.is_empty() => None,
+            (true, None) => Some((Some(line), None)),
+        }
+    }
+
+    fn delimiter_bytes(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Before { delimiter, .. } => delimiter.len(),
+        }
+    }
+}
+
 /// Turns input into records and hands them to the client.
 struct Pump<'a> {
     producer: &'a Producer,
     template: Record,
-    delimiter: Option<Delimiter>,
     tickets: mpsc::Sender<Pending>,
 }
 
 impl Pump<'_> {
-    async fn file(self, value: Bytes, interrupt: &Interrupt) -> Result<Stop, Failure> {
+    async fn one(self, value: Option<Bytes>, interrupt: &Interrupt) -> Result<Stop, Failure> {
         let record = Record {
-            value: Some(value),
+            value,
             ..self.template.clone()
         };
         let stopped = self.send(1, record, interrupt).await;
@@ -165,15 +238,14 @@ impl Pump<'_> {
     /// Until the end of input, a refusal, a failure told by `failed`, or a signal.
     async fn lines(
         self,
+        keys: &Keys,
+        rate: Option<Rate>,
         interrupt: &Interrupt,
         failed: impl Future<Output = ()>,
     ) -> Result<Stop, Failure> {
-        let delimiter = self
-            .delimiter
-            .as_ref()
-            .map_or(0, |delimiter| delimiter.0.len());
-        let mut input = input::stdin_lines(BATCH_BYTES_MAX + delimiter)?;
+        let mut input = input::stdin_lines(BATCH_BYTES_MAX + keys.delimiter_bytes())?;
         let mut failed = pin!(failed.fuse());
+        let mut pace = Pace::new(rate);
         let mut read = 0;
         loop {
             let group = tokio::select! {
@@ -188,7 +260,18 @@ impl Pump<'_> {
                 Some(Ok(group)) => group,
             };
             for (number, line) in (group.first_number..).zip(group.lines) {
-                if let Err(stop) = self.send(number, self.record(line), interrupt).await {
+                if rate.is_some() {
+                    tokio::select! {
+                        biased;
+                        () = interrupt.wait() => return Ok(Stop::Interrupted { read }),
+                        () = &mut failed => return Ok(Stop::Failed),
+                        () = pace.wait() => {}
+                    }
+                }
+                let Some(record) = self.record(line, keys) else {
+                    return Ok(Stop::NoKey { number });
+                };
+                if let Err(stop) = self.send(number, record, interrupt).await {
                     return Ok(stop);
                 }
                 read = number;
@@ -196,17 +279,13 @@ impl Pump<'_> {
         }
     }
 
-    fn record(&self, line: Bytes) -> Record {
+    /// The record of a line; `None`: it has no key and needs one.
+    fn record(&self, line: Bytes, keys: &Keys) -> Option<Record> {
+        let (key, value) = keys.split(line)?;
         let mut record = self.template.clone();
-        match &self.delimiter {
-            None => record.value = Some(line),
-            Some(delimiter) => {
-                let (key, value) = split_key(&line, &delimiter.0);
-                record.key = key;
-                record.value = Some(value);
-            }
-        }
-        record
+        record.key = key.or(record.key);
+        record.value = value;
+        Some(record)
     }
 
     async fn send(&self, number: u64, record: Record, interrupt: &Interrupt) -> Result<(), Stop> {
@@ -229,5 +308,51 @@ impl Pump<'_> {
         };
         // Settling ends only when this sender is gone.
         self.tickets.send(pending).await.map_err(|_| Stop::Failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(tombstones: bool, line: &'static str) -> Option<(Option<Bytes>, Option<Bytes>)> {
+        let keys = Keys::Before {
+            delimiter: b"::".to_vec(),
+            tombstones,
+        };
+        keys.split(Bytes::from_static(line.as_bytes()))
+    }
+
+    fn pair(
+        key: Option<&'static str>,
+        value: Option<&'static str>,
+    ) -> Option<(Option<Bytes>, Option<Bytes>)> {
+        Some((key.map(Bytes::from), value.map(Bytes::from)))
+    }
+
+    #[test]
+    fn line_without_delimiter_is_a_value_and_with_tombstones_a_key() {
+        assert_eq!(split(false, "plain"), pair(None, Some("plain")));
+        assert_eq!(split(true, "plain"), pair(Some("plain"), None));
+    }
+
+    #[test]
+    fn empty_value_stays_empty_and_with_tombstones_is_absent() {
+        assert_eq!(split(false, "k::"), pair(Some("k"), Some("")));
+        assert_eq!(split(true, "k::"), pair(Some("k"), None));
+        assert_eq!(split(true, "::"), pair(Some(""), None));
+    }
+
+    #[test]
+    fn line_with_a_value_is_written_as_ever() {
+        for tombstones in [false, true] {
+            assert_eq!(split(tombstones, "k::v"), pair(Some("k"), Some("v")));
+        }
+    }
+
+    #[test]
+    fn blank_line_is_a_value_but_no_tombstone() {
+        assert_eq!(split(false, ""), pair(None, Some("")));
+        assert_eq!(split(true, ""), None);
     }
 }
