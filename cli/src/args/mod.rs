@@ -2,11 +2,13 @@
 //! what can be wrong about it is a usage error (exit 2). One module per command; here is what
 //! all of them share.
 
+mod bench;
 mod cluster;
 mod consume;
 mod dev;
 mod partition_of;
 mod produce;
+mod top;
 mod topic;
 
 use std::time::Duration;
@@ -17,11 +19,13 @@ use qute_client::Bootstrap;
 
 use crate::text::duration;
 
+pub use bench::{Bench, BenchLoad};
 pub use cluster::Cluster;
 pub use consume::Consume;
 pub use dev::Dev;
 pub use partition_of::PartitionOf;
 pub use produce::{Compression, Delimiter, Produce, Source};
+pub use top::Top;
 pub use topic::Topic;
 
 /// The address of a broker that runs with its defaults.
@@ -119,6 +123,11 @@ pub enum Command {
     /// Ask about the cluster
     #[command(subcommand)]
     Cluster(Cluster),
+    /// Watch brokers, topics and groups at the terminal
+    Top(Top),
+    /// Put load on the cluster and measure it
+    #[command(subcommand)]
+    Bench(Bench),
     /// Print the partition that a key belongs to, offline
     PartitionOf(PartitionOf),
     /// Print a completion script for a shell

@@ -130,6 +130,16 @@ pub enum Compression {
     Zstd,
 }
 
+impl From<Compression> for qute_client::Compression {
+    fn from(compression: Compression) -> Self {
+        match compression {
+            Compression::None => Self::None,
+            Compression::Lz4 => Self::Lz4,
+            Compression::Zstd => Self::Zstd,
+        }
+    }
+}
+
 /// What separates key and value: one byte at least.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delimiter(pub Vec<u8>);

@@ -43,7 +43,7 @@ pub enum Topic {
     },
 }
 
-fn odd(text: &str) -> Result<u32, String> {
+pub(super) fn odd(text: &str) -> Result<u32, String> {
     let number: u32 = text
         .parse()
         .map_err(|_| "write an odd number: 1, 3, 5".to_owned())?;

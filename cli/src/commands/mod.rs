@@ -1,8 +1,10 @@
 //! One module per command.
 
+pub mod bench;
 pub mod cluster;
 pub mod consume;
 pub mod dev;
 pub mod partition_of;
 pub mod produce;
+pub mod top;
 pub mod topic;

@@ -21,21 +21,23 @@ mod input;
 mod pace;
 mod settle;
 
+use std::io::{self, IsTerminal as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::FutureExt as _;
-use qute_client::{Client, Compression as Codec, Producer, ProducerConfig, Record};
+use qute_client::{Client, Producer, ProducerConfig, Record};
 use qute_proto::batch::{BATCH_BYTES_MAX, RECORD_BYTES_MAX};
 use tokio::sync::mpsc;
 
-use crate::args::{Compression, Global, Output, Produce, Source};
+use crate::args::{Global, Output, Produce, Source};
 use crate::connection::{connect, failure};
 use crate::exit::{Exit, Failure};
 use crate::interrupt::Interrupt;
 use crate::lines::split_key;
+use crate::progress::Progress;
 use crate::sink::Sink;
 use crate::text::rate::Rate;
 use ending::{Ending, Stop};
@@ -86,7 +88,16 @@ pub async fn run(args: Produce, global: &Global, interrupt: &Interrupt) -> Resul
         _ => None,
     };
     let (tickets, pending) = mpsc::channel(TICKETS_MAX);
-    let (settle, mut first_failed) = Settle::new(acks);
+    // Whoever types the lines needs no sign of life.
+    let typed = args.file.is_none() && io::stdin().is_terminal();
+    let progress = (!typed).then(|| {
+        let title = format!("producing to {}", args.topic);
+        match acks {
+            Some(_) => Progress::records_beside_stdout(title, None),
+            None => Progress::records(title, None),
+        }
+    });
+    let (settle, mut first_failed) = Settle::new(acks, progress);
     let settling = tokio::spawn(settle.run(pending));
     let pump = Pump {
         producer: &producer,
@@ -136,18 +147,10 @@ async fn open(args: &Produce, global: &Global) -> Result<(Client, Producer), Fai
         .map_err(|error| failure(&error))?;
     let config = ProducerConfig::default()
         .linger(LINGER)
-        .compression(codec(args.compression))
+        .compression(args.compression.into())
         .delivery_timeout(global.delivery_timeout());
     let producer = client.producer(config).map_err(|error| failure(&error))?;
     Ok((client, producer))
-}
-
-fn codec(compression: Compression) -> Codec {
-    match compression {
-        Compression::None => Codec::None,
-        Compression::Lz4 => Codec::Lz4,
-        Compression::Zstd => Codec::Zstd,
-    }
 }
 
 /// What all records have in common.

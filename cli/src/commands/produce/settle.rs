@@ -8,6 +8,7 @@ use qute_client::{Error, RecordMetadata, Ticket};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::progress::Progress;
 use crate::sink::{self, BUFFER_BYTES, Sink};
 
 /// A record that the client has taken in.
@@ -59,6 +60,7 @@ pub struct Settle {
     failed: Option<oneshot::Sender<()>>,
     acks: Option<Sink>,
     buffer: Vec<u8>,
+    progress: Option<Progress>,
 }
 
 #[derive(Serialize)]
@@ -71,13 +73,14 @@ struct Ack<'a> {
 
 impl Settle {
     /// With `acks`, each acknowledgement becomes a line of JSON there.
-    pub fn new(acks: Option<Sink>) -> (Self, FirstFailed) {
+    pub fn new(acks: Option<Sink>, progress: Option<Progress>) -> (Self, FirstFailed) {
         let (failed, first_failed) = oneshot::channel();
         let settle = Self {
             tally: Tally::default(),
             failed: Some(failed),
             acks,
             buffer: Vec::new(),
+            progress,
         };
         (settle, FirstFailed(first_failed))
     }
@@ -122,8 +125,12 @@ impl Settle {
     }
 
     async fn acknowledged(&mut self, line: u64, bytes: usize, at: &RecordMetadata) {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         self.tally.acknowledged += 1;
-        self.tally.bytes += u64::try_from(bytes).unwrap_or(u64::MAX);
+        self.tally.bytes += bytes;
+        if let Some(progress) = &self.progress {
+            progress.add(1, bytes);
+        }
         if self.acks.is_none() {
             return;
         }
