@@ -1,6 +1,6 @@
 //! The `qute` binary against real brokers in the test's process.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test code")]
 
 mod bench;
 mod produce;

@@ -118,6 +118,9 @@ fn trouble(scene: &Scene<'_>) -> Option<String> {
     if let Some(failure) = scene.failure {
         return Some(format!("{age} s old: {}", clean(failure)));
     }
+    if scene.picture.cluster.is_none() && scene.picture.topics.is_empty() {
+        return Some("no answer yet".to_owned());
+    }
     if scene.age >= OLD {
         return Some(format!("{age} s old: no newer answer yet"));
     }
@@ -265,13 +268,22 @@ mod tests {
         state: &State,
         edit: impl Fn(&mut Scene<'_>),
     ) -> Vec<String> {
-        let picture = picture();
-        let mut lists = List::all(&picture);
+        screen_of(&picture(), width, height, state, edit)
+    }
+
+    fn screen_of(
+        picture: &Picture,
+        width: u16,
+        height: u16,
+        state: &State,
+        edit: impl Fn(&mut Scene<'_>),
+    ) -> Vec<String> {
+        let mut lists = List::all(picture);
         for (list, choice) in lists.iter_mut().zip(state.choices) {
             list.sort(choice.column, choice.reversed);
         }
         let mut scene = Scene {
-            picture: &picture,
+            picture,
             lists: &lists,
             state,
             age: Duration::ZERO,
@@ -349,6 +361,12 @@ mod tests {
             scene.age = Duration::from_secs(4);
         });
         assert_eq!(lines[1], "4 s old: no newer answer yet");
+    }
+
+    #[test]
+    fn screen_without_a_picture_says_so() {
+        let lines = screen_of(&Picture::default(), 80, 24, &State::default(), |_| {});
+        assert_eq!(lines[1], "no answer yet");
     }
 
     #[test]
