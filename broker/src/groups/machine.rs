@@ -175,3 +175,135 @@ impl StateMachine for GroupsMachine {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use qute_proto::ids::{MemberId, Offset};
+    use qute_proto::internal::{CommitClaims, JoinMember};
+    use qute_proto::v1::{AssignorVersion, CommitOffsetsRequest, Join, OffsetCommit};
+    use uuid::Uuid;
+
+    use super::super::state::command::{Command, decode_reply, encode};
+    use super::*;
+
+    fn entry(index: u64, kind: EntryKind, payload: Bytes) -> AppliedEntry {
+        AppliedEntry {
+            term: 1,
+            index,
+            kind,
+            base_offset: Offset(0),
+            records: 0,
+            broker_time_ms: 1000 + index,
+            payload,
+        }
+    }
+
+    fn join(group: &str) -> Command {
+        Command::Join(JoinMember {
+            join: Some(Join {
+                group: group.to_owned(),
+                member_id: MemberId(Uuid::from_u128(7)).to_wire(),
+                member_epoch: 1,
+                assignors: vec![AssignorVersion::default()],
+                ..Join::default()
+            }),
+            ..JoinMember::default()
+        })
+    }
+
+    fn apply(machine: &mut GroupsMachine, index: u64, command: Command) -> GroupsReply {
+        let reply = machine.apply(&entry(index, EntryKind::Command, encode(command)));
+        decode_reply(&reply).unwrap()
+    }
+
+    #[test]
+    fn applied_command_is_seen_and_told() {
+        let (mut machine, state) = GroupsMachine::new();
+        assert_eq!(state.changed().now_or_never(), None);
+        assert_eq!(apply(&mut machine, 1, join("b")).code, 0);
+        assert_eq!(apply(&mut machine, 2, join("a")).code, 0);
+        assert_eq!(state.read(|groups| groups.get("b").unwrap().revision()), 1);
+        let both = Changed::Groups(["a".into(), "b".into()].into());
+        assert_eq!(state.changed().now_or_never(), Some(both));
+        assert_eq!(state.changed().now_or_never(), None);
+    }
+
+    #[tokio::test]
+    async fn waiting_for_a_change_ends_with_the_next_one() {
+        let (mut machine, state) = GroupsMachine::new();
+        let waiting = tokio::spawn(async move { state.changed().await });
+        tokio::task::yield_now().await;
+        apply(&mut machine, 1, join("a"));
+        let changed = Changed::Groups(["a".into()].into());
+        assert_eq!(waiting.await.unwrap(), changed);
+    }
+
+    #[test]
+    fn commit_is_no_change_to_be_told() {
+        let (mut machine, state) = GroupsMachine::new();
+        let commit = || {
+            Command::Commit(CommitClaims {
+                request: Some(CommitOffsetsRequest {
+                    group: "a".to_owned(),
+                    offsets: vec![OffsetCommit {
+                        topic_id: MemberId(Uuid::from_u128(9)).to_wire(),
+                        ..OffsetCommit::default()
+                    }],
+                    ..CommitOffsetsRequest::default()
+                }),
+            })
+        };
+        apply(&mut machine, 1, commit());
+        // The group is new.
+        assert!(!state.take_changed().is_empty());
+        apply(&mut machine, 2, commit());
+        assert!(state.take_changed().is_empty());
+    }
+
+    #[test]
+    fn changes_that_nobody_asks_for_take_no_more_than_their_limit() {
+        let (mut machine, state) = GroupsMachine::new();
+        for index in 0..=1100 {
+            apply(&mut machine, index, join(&format!("g{index}")));
+        }
+        assert_eq!(state.take_changed(), Changed::All);
+        apply(&mut machine, 2000, join("x"));
+        assert_eq!(state.take_changed(), Changed::Groups(["x".into()].into()));
+    }
+
+    #[test]
+    fn what_is_no_command_is_answered_and_changes_nothing() {
+        let (mut machine, _) = GroupsMachine::new();
+        for payload in [&b""[..], b"\xff\xff\xff", b"\xfa\x01\x00"] {
+            let entry = entry(0, EntryKind::Command, Bytes::copy_from_slice(payload));
+            let before = machine.checkpoint();
+            let reply = decode_reply(&machine.apply(&entry)).unwrap();
+            assert_eq!(reply.code(), ErrorCode::InvalidArgument, "{payload:?}");
+            assert_eq!(machine.checkpoint(), before);
+        }
+    }
+
+    #[test]
+    fn other_entries_bring_time_only() {
+        let (mut machine, state) = GroupsMachine::new();
+        for (index, kind) in (5..).zip([EntryKind::Blank, EntryKind::Membership]) {
+            assert!(machine.apply(&entry(index, kind, Bytes::new())).is_empty());
+            assert_eq!(state.read(Groups::time_ms), 1000 + index);
+        }
+    }
+
+    #[test]
+    fn restored_state_is_seen_and_told() {
+        let (mut machine, _) = GroupsMachine::new();
+        apply(&mut machine, 1, join("a"));
+        let (mut second, state) = GroupsMachine::new();
+        second.restore(&machine.checkpoint()).unwrap();
+        assert_eq!(state.read(Groups::len), 1);
+        assert_eq!(state.take_changed(), Changed::All);
+        assert!(second.restore(b"\x09").is_err());
+        assert_eq!(state.read(Groups::len), 1);
+        second.restore(&[]).unwrap();
+        assert!(state.read(Groups::is_empty));
+    }
+}

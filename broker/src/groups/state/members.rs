@@ -307,8 +307,7 @@ impl Members {
 
     /// Kept, not counted.
     pub(super) fn bytes(&self) -> usize {
-        self.seats.len() * size_of::<Option<Box<Member>>>()
-            + self.order.len() * (size_of::<Seat>() + size_of::<(MemberId, Seat)>())
-            + self.bytes
+        let each = size_of::<(Option<Box<Member>>, Seat, (MemberId, Seat))>();
+        self.order.len() * each + self.bytes
     }
 }

@@ -341,3 +341,6 @@ impl Totals {
         put(&mut self.bytes, before.bytes, after.bytes);
     }
 }
+
+#[cfg(test)]
+mod tests;
