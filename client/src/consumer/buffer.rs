@@ -119,6 +119,9 @@ struct Slot {
 
 #[derive(Default)]
 struct State {
+    /// Partitions are added paused, and the stream does not end however many have: somebody attaches
+    /// and detaches them.
+    on_demand: bool,
     slots: Vec<Slot>,
     by_partition: HashMap<u32, SlotId>,
     turns: VecDeque<SlotId>,
@@ -300,6 +303,13 @@ impl Buffer {
         }
     }
 
+    /// A buffer whose partitions are read while they are attached: [`Self::attach`].
+    pub(super) fn on_demand(pool: Arc<Pool>) -> Self {
+        let buffer = Self::new(pool);
+        buffer.lock().on_demand = true;
+        buffer
+    }
+
     fn lock(&self) -> Locked<'_> {
         Locked {
             state: self.state.lock(),
@@ -313,6 +323,7 @@ impl Buffer {
     pub(super) fn add(&self, partition: u32, position: u64) -> SlotId {
         let mut state = self.lock();
         let id = state.slots.len();
+        let paused = state.on_demand;
         state.slots.push(Slot {
             partition,
             position,
@@ -320,7 +331,7 @@ impl Buffer {
             high_watermark: None,
             epoch: 0,
             round: 0,
-            paused: false,
+            paused,
             ended: false,
             queue: VecDeque::new(),
             in_turn: false,
@@ -437,7 +448,7 @@ impl Buffer {
         if let Some(handed) = state.take_turn() {
             return Poll::Ready(Some(handed));
         }
-        if state.slots.iter().all(|slot| slot.ended) {
+        if !state.on_demand && state.slots.iter().all(|slot| slot.ended) {
             state.closed = true;
             return Poll::Ready(None);
         }
@@ -575,21 +586,50 @@ impl Buffer {
     }
 
     pub(super) fn seek(&self, partition: u32, offset: u64) -> Result<(), Refused> {
+        let seek = |slot: &mut Slot| {
+            slot.position = offset;
+            slot.tail = offset;
+            slot.ended = false;
+        };
+        self.begin_epoch(partition, seek).map(drop)
+    }
+
+    /// Reads the partition from `offset` on, and gives the epoch of all that is handed out of it from
+    /// now on until it is detached, attached again or sought in.
+    pub(super) fn attach(&self, partition: u32, offset: u64) -> Result<u64, Refused> {
+        self.begin_epoch(partition, |slot| {
+            slot.position = offset;
+            slot.tail = offset;
+            slot.ended = false;
+            slot.paused = false;
+        })
+    }
+
+    /// Reads the partition no more: what is buffered is dropped, what is in the stream's hand is void.
+    pub(super) fn detach(&self, partition: u32) -> Result<(), Refused> {
+        let detach = |slot: &mut Slot| {
+            slot.tail = slot.position;
+            slot.paused = true;
+        };
+        self.begin_epoch(partition, detach).map(drop)
+    }
+
+    fn begin_epoch(&self, partition: u32, change: impl Fn(&mut Slot)) -> Result<u64, Refused> {
         let mut locked = self.lock();
         let state = &mut *locked;
+        let mut epoch = 0;
         for id in state.find(&[partition])? {
             if let Some(slot) = state.slots.get_mut(id) {
                 slot.queue.clear();
-                slot.position = offset;
-                slot.tail = offset;
-                slot.ended = false;
+                change(slot);
                 slot.epoch += 1;
+                epoch = slot.epoch;
                 slot.begin_round();
                 state.changed.insert(id);
             }
         }
         self.changes.notify_one();
-        Ok(())
+        Ok(epoch)
     }
 
     /// Refuses as a seek would.

@@ -21,7 +21,7 @@ use crate::interceptor::{Hooks, Interceptor};
 use crate::metadata::Topic;
 use crate::record::now_ms;
 
-const PREFETCH_BYTES: usize = 16 * 1024 * 1024;
+pub(super) const PREFETCH_BYTES: usize = 16 * 1024 * 1024;
 const STALL_TIMEOUT_BOUNDED: Duration = Duration::from_secs(120);
 
 /// Where reading begins.

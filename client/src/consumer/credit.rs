@@ -64,6 +64,8 @@ struct State {
     orphaned: i64,
     /// Charge of what paused partitions keep.
     parked: i64,
+    /// The last id that was given to a link.
+    last_link: u64,
     live: BTreeMap<u64, Account>,
 }
 
@@ -173,9 +175,17 @@ impl Pool {
                 held: Held::default(),
                 orphaned: 0,
                 parked: 0,
+                last_link: 0,
                 live: BTreeMap::new(),
             }),
         }
+    }
+
+    /// An id for another link: several readers may share the pool.
+    pub(super) fn new_link(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.last_link += 1;
+        state.last_link
     }
 
     /// What is held now.

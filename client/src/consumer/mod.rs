@@ -18,6 +18,7 @@
 //! | `trial.rs` | a follower that is asked while the leader serves on |
 //! | `cursor.rs` | where reading of one partition stands; never skips, never doubles (pure) |
 //! | `link.rs` | per broker, the fetch stream |
+//! | `on_demand.rs` | a topic of which partitions are attached and detached: what groups read from |
 //! | `credit.rs` | byte credit, of all links together (pure) |
 //!
 //! Memory: batches wait as they came in, compressed, bounded by the credit that brokers are given.
@@ -36,6 +37,7 @@ mod credit;
 mod cursor;
 mod event;
 mod link;
+mod on_demand;
 mod reader;
 mod routing;
 mod stream;
@@ -43,5 +45,7 @@ mod trial;
 
 pub use builder::{Bound, ConsumerBuilder, OutOfRange, Position};
 pub use control::{Buffered, ConsumerControl};
+pub(crate) use on_demand::{OnDemand, OnDemandPlan, Partitions, Prefetch};
+
 pub use event::{ConsumedBatch, ConsumerEvent};
 pub use stream::{BatchConsumer, Consumer, EventConsumer};

@@ -204,7 +204,7 @@ impl Reader {
     /// Runs until the consumer is dropped, or its stream has ended.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         for slot in 0..self.partitions.len() {
-            self.start(slot);
+            self.start_wanted(slot);
         }
         // Views that came before were not looked at.
         self.on_view();
@@ -234,6 +234,16 @@ impl Reader {
     /// A timer is wanted at that moment.
     pub(super) fn arm(&mut self, at: Instant) {
         self.timer = Some(self.timer.map_or(at, |timer| timer.min(at)));
+    }
+
+    /// Begins to read a partition that is new here, if it is wanted from the start.
+    pub(super) fn start_wanted(&mut self, slot: SlotId) {
+        if self.buffer.begin(slot).is_some_and(|begin| begin.wanted) {
+            self.start(slot);
+        } else if let Some(partition) = self.partitions.get_mut(slot) {
+            partition.route = Route::Off;
+            partition.stalled_since = None;
+        }
     }
 
     /// Begins to read a partition, unless there is nothing to read.

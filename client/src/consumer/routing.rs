@@ -221,9 +221,8 @@ impl Reader {
         if let Some(link) = self.live_link(broker, address) {
             return Arc::clone(link);
         }
-        self.next_id += 1;
         let link = Arc::new(Link::open(
-            self.next_id,
+            self.buffer.pool.new_link(),
             Arc::clone(&self.shared.connections),
             Arc::clone(address),
             &self.buffer.pool,
@@ -456,7 +455,7 @@ impl Reader {
             .collect();
         self.buffer.announce(added);
         for slot in slots {
-            self.start(slot);
+            self.start_wanted(slot);
         }
     }
 

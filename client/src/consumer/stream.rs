@@ -68,6 +68,8 @@ pub struct Consumer {
     hooks: Hooks,
     hand: Option<InHand>,
     held_error: Option<Error>,
+    /// Of what came out of the buffer last, in its partition.
+    epoch: u64,
     /// Ends the reader's task, and with it the fetch streams.
     stop: Option<DropGuard>,
 }
@@ -125,6 +127,7 @@ impl Consumer {
             hooks,
             hand: None,
             held_error: None,
+            epoch: 0,
             stop: Some(stop.drop_guard()),
         }
     }
@@ -215,6 +218,7 @@ impl Consumer {
                 entry,
             } => (slot, partition, epoch, entry),
         };
+        self.epoch = epoch;
         match entry {
             Entry::End => Step::End(partition),
             Entry::Failed(error) => Step::Failed(self.as_known_now(error, partition)),
@@ -353,7 +357,12 @@ impl Consumer {
         (!batch.records.is_empty()).then_some(batch)
     }
 
-    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<ConsumerEvent>> {
+    /// The epoch of the last event, in its partition: what [`Buffer::attach`] gave.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(super) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<ConsumerEvent>> {
         loop {
             if let Some(error) = self.held_error.take() {
                 return Poll::Ready(Some(ConsumerEvent::Failed(error)));

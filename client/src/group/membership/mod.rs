@@ -1,0 +1,706 @@
+//! What a member of a group is, and what it may do now. Pure: time is given, and what is to be done
+//! comes out as [`Command`]s (for the session's task) and [`Told`] (for the program).
+//!
+//! ```text
+//!            open            joined           first confirmed           deadline passed
+//!  [apart] ------> [joining] ------> [joined] ---------------> [alive] ----------------> [apart]
+//!     ^                                 '--- stream broken: resume, same id and epoch ---'  | epoch + 1
+//!     '-------------------------------------------------------------------------------------'
+//!
+//!  claim:  Granted ----> Starting ----> Active ----> Revoking ----> Releasing ----> gone
+//!          alive?  told  its offset     delivers     no target      all acked, or the deadline:
+//!                                                    any more       Release with the offset
+//! ```
+//!
+//! Invariants:
+//! - S26: nothing is handed out, and nothing committed, once the send time of the last acknowledged
+//!   heartbeat lies a session timeout back ([`Membership::advance`] comes first in every input).
+//! - S27: a claim is given up by one request that carries its final offset, which is never below what was
+//!   committed, and covers nothing that the program has not acknowledged.
+//! - S28: updates of an older coordinator, or of a lower revision, change nothing.
+//! - What is handed out belongs to the present attachment of the present epoch of a claim; whatever is
+//!   acknowledged later than that claim lasts, counts for nothing.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `mod.rs` | the membership: streams, heartbeats, deadline, beginning and end |
+//! | `claims.rs` | the claims: updates, hand-out, acknowledgements, releases, commits |
+//! | `model.rs` | property tests |
+
+mod claims;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use qute_proto::ids::{MemberId, PartitionId};
+use qute_proto::v1::session_request::Request;
+use qute_proto::v1::session_response::Response;
+use qute_proto::v1::{self, ErrorCode};
+use tokio::time::Instant;
+
+use crate::error::{Error, ErrorKind};
+pub(super) use claims::{Delivered, Refusal};
+use claims::Claim;
+
+/// Heartbeats go at this part of the session timeout, and no more seldom than [`HEARTBEAT_MAX`].
+const HEARTBEATS_PER_TIMEOUT: u32 = 3;
+const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
+/// A coordinator that acknowledges nothing for this part of the session timeout is left for whoever
+/// may have taken its place.
+const DOUBTS_PER_TIMEOUT: u32 = 2;
+/// A join may wait for the old session of its stable name for that one's timeout; longer than this in
+/// addition, and the coordinator is looked for anew.
+const JOIN_PATIENCE: Duration = Duration::from_secs(30);
+/// A program that is waiting for the next event proves it within this.
+const PROBE_GRACE: Duration = Duration::from_secs(1);
+/// A release that was refused is tried again after this.
+const RELEASE_AGAIN: Duration = Duration::from_millis(500);
+
+/// How a member behaves.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    pub(super) group: String,
+    pub(super) instance: String,
+    pub(super) rack: String,
+    pub(super) client: String,
+    pub(super) assignors: Vec<v1::AssignorVersion>,
+    pub(super) session_timeout: Duration,
+    pub(super) revoke_timeout: Duration,
+    pub(super) processing_limit: Option<Duration>,
+    /// What is acknowledged is committed only when the program says so.
+    pub(super) by_hand: bool,
+}
+
+/// Why partitions were lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LostReason {
+    /// The coordinator was out of reach for a session timeout, or has ended the session: others may
+    /// have the partitions now.
+    SessionExpired,
+    /// The claim is held by another, or anew: an operator has reset the offsets by force, or the topic
+    /// was deleted.
+    Fenced,
+    /// The program did not finish what it was handed within the revoke timeout.
+    RevokeTimeout,
+    /// The program neither asked for more nor acknowledged anything for the processing limit.
+    ProcessingLimit,
+}
+
+/// What the program is told, in this order.
+#[derive(Debug)]
+pub(super) enum Told {
+    Assigned(Vec<PartitionId>),
+    Revoking {
+        claims: Vec<(PartitionId, u64)>,
+        deadline: Instant,
+    },
+    Lost {
+        partitions: Vec<PartitionId>,
+        reason: LostReason,
+    },
+    Failed(Error),
+}
+
+/// What the session's task does.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// On the present stream.
+    Send(Request),
+    /// Ends the present stream.
+    Close,
+    /// Finds where the partition begins, and attaches it: [`Membership::attach`].
+    Attach {
+        place: PartitionId,
+        epoch: u64,
+        committed: Option<u64>,
+    },
+    Detach(PartitionId),
+    /// Computes an assignment: [`Membership::publish`].
+    Compute(v1::AssignTask),
+    /// Wakes the program: if it waits for the next event, it asks again.
+    Probe,
+}
+
+/// What the member is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Life {
+    /// To be a member.
+    Running,
+    /// Not to be one until the program polls: it was too slow.
+    Suspended,
+    /// To leave in order.
+    Leaving { keep_place: bool },
+    /// Nothing comes after this.
+    Ended,
+}
+
+#[derive(Debug)]
+struct Stream {
+    number: u64,
+    opened_at: Instant,
+    /// This very member epoch was asked for on no stream before.
+    first: bool,
+    /// Once the coordinator has answered.
+    coordinator_epoch: Option<u64>,
+    /// An update has come.
+    updated: bool,
+    last_sequence: u64,
+    /// Not acknowledged yet, with the time of sending, in order.
+    heartbeats: VecDeque<(u64, Instant)>,
+    next_heartbeat: Instant,
+    /// What is not answered yet.
+    waiting: BTreeMap<u64, Asked>,
+    /// The generation that an assignment is being computed for here.
+    computing: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Asked {
+    Release(Vec<(PartitionId, u64)>),
+    Leave,
+    Other,
+}
+
+/// See the module header.
+#[derive(Debug)]
+pub(super) struct Membership {
+    settings: Settings,
+    id: MemberId,
+    epoch: u64,
+    /// A join with this epoch has been sent.
+    epoch_sent: bool,
+    life: Life,
+    /// In force.
+    session_timeout: Duration,
+    /// S26. `None` before this epoch's session was confirmed.
+    deadline: Option<Instant>,
+    stream: Option<Stream>,
+    last_stream: u64,
+    last_correlation: u64,
+    /// Coordinator epoch and revision of the last update taken in.
+    floor: (u64, u64),
+    /// Of that update.
+    generation: u64,
+    topics: Vec<v1::TopicSubscription>,
+    claims: BTreeMap<PartitionId, Claim>,
+    /// The last time that the program polled or acknowledged.
+    active_at: Instant,
+    /// The program has been probed since.
+    probed_at: Option<Instant>,
+    /// It has been a member.
+    has_joined: bool,
+    /// Why it has ended, if not by the program's will.
+    failure: Option<Error>,
+    commands: VecDeque<Command>,
+    told: VecDeque<Told>,
+}
+
+impl Membership {
+    pub(super) fn new(
+        id: MemberId,
+        settings: Settings,
+        topics: Vec<v1::TopicSubscription>,
+        now: Instant,
+    ) -> Self {
+        Self {
+            session_timeout: settings.session_timeout,
+            settings,
+            id,
+            epoch: 1,
+            epoch_sent: false,
+            life: Life::Running,
+            deadline: None,
+            stream: None,
+            last_stream: 0,
+            last_correlation: 0,
+            floor: (0, 0),
+            generation: 0,
+            topics,
+            claims: BTreeMap::new(),
+            active_at: now,
+            probed_at: None,
+            has_joined: false,
+            failure: None,
+            commands: VecDeque::new(),
+            told: VecDeque::new(),
+        }
+    }
+
+    // What is asked of it.
+
+    pub(super) fn id(&self) -> MemberId {
+        self.id
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// It has been a member once.
+    pub(super) fn has_joined(&self) -> bool {
+        self.has_joined
+    }
+
+    /// Nothing comes after this.
+    pub(super) fn has_ended(&self) -> bool {
+        self.life == Life::Ended
+    }
+
+    pub(super) fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
+    }
+
+    /// There is none, and there is to be one.
+    pub(super) fn wants_stream(&self) -> bool {
+        self.stream.is_none() && matches!(self.life, Life::Running | Life::Leaving { .. })
+    }
+
+    /// S26: it may deliver and commit.
+    pub(super) fn is_alive(&self, now: Instant) -> bool {
+        self.deadline.is_some_and(|deadline| now < deadline)
+    }
+
+    /// When [`Self::advance`] has something to do.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let stream = self.stream.as_ref();
+        let heartbeat = stream
+            .filter(|stream| stream.coordinator_epoch.is_some())
+            .map(|stream| stream.next_heartbeat);
+        let doubt = stream.map(|stream| self.doubted_at(stream));
+        let revoke = self.claims.values().filter_map(Claim::due).min();
+        let limit = self.limited_at();
+        let times = [self.deadline, heartbeat, doubt, revoke, limit];
+        times.into_iter().flatten().min()
+    }
+
+    pub(super) fn take_command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    pub(super) fn take_told(&mut self) -> Option<Told> {
+        self.told.pop_front()
+    }
+
+    /// The program has something to hear.
+    pub(super) fn has_told(&self) -> bool {
+        !self.told.is_empty()
+    }
+
+    // Streams.
+
+    /// A stream is being opened: what goes first on it, and its number.
+    pub(super) fn open(&mut self, now: Instant) -> (u64, v1::SessionRequest) {
+        self.advance(now);
+        self.last_stream += 1;
+        self.stream = Some(Stream {
+            number: self.last_stream,
+            opened_at: now,
+            first: !self.epoch_sent,
+            coordinator_epoch: None,
+            updated: false,
+            last_sequence: 0,
+            heartbeats: VecDeque::new(),
+            next_heartbeat: now,
+            waiting: BTreeMap::new(),
+            computing: None,
+        });
+        // Of an older stream.
+        self.commands
+            .retain(|command| !matches!(command, Command::Send(_) | Command::Close));
+        self.epoch_sent = true;
+        let join = v1::Join {
+            group: self.settings.group.clone(),
+            member_id: self.id.to_wire(),
+            member_epoch: self.epoch,
+            instance: self.settings.instance.clone(),
+            rack: self.settings.rack.clone(),
+            client: self.settings.client.clone(),
+            assignors: self.settings.assignors.clone(),
+            topics: self.topics.clone(),
+            session_timeout_ms: u32::try_from(self.settings.session_timeout.as_millis())
+                .unwrap_or(u32::MAX),
+        };
+        let request = v1::SessionRequest {
+            request: Some(Request::Join(join)),
+        };
+        (self.last_stream, request)
+    }
+
+    /// The stream of that number has ended.
+    pub(super) fn on_down(&mut self, number: u64, now: Instant) {
+        if self.stream.as_ref().is_some_and(|stream| stream.number == number) {
+            self.stream = None;
+        }
+        self.advance(now);
+    }
+
+    /// What came on the stream of that number.
+    pub(super) fn on_response(&mut self, number: u64, response: Response, now: Instant) {
+        self.advance(now);
+        if self.stream.as_ref().is_none_or(|stream| stream.number != number) {
+            return;
+        }
+        match response {
+            Response::Joined(joined) => self.on_joined(&joined, now),
+            Response::Heartbeat(ack) => self.on_heartbeat(ack.sequence),
+            Response::Update(update) => self.on_update(update, now),
+            Response::Done(done) => self.on_done(&done, now),
+            Response::Error(error) => self.on_error(&error),
+        }
+        self.settle();
+    }
+
+    fn on_joined(&mut self, joined: &v1::Joined, now: Instant) {
+        if joined.coordinator_epoch < self.floor.0 {
+            // S28: deposed, and does not know it yet.
+            return self.close();
+        }
+        if joined.session_timeout_ms > 0 {
+            self.session_timeout = Duration::from_millis(joined.session_timeout_ms.into());
+        }
+        let Some(stream) = &mut self.stream else {
+            return;
+        };
+        stream.coordinator_epoch = Some(joined.coordinator_epoch);
+        stream.next_heartbeat = now;
+        if stream.first {
+            // The join was committed after it was sent: it confirms as a heartbeat does (S26). One that
+            // may have been sent before says nothing, its coordinator may be deposed.
+            self.deadline = Some(stream.opened_at + self.session_timeout);
+        }
+        self.has_joined = true;
+        if let Life::Leaving { keep_place } = self.life {
+            self.send_leave(keep_place);
+        }
+        self.advance(now);
+    }
+
+    fn on_heartbeat(&mut self, sequence: u64) {
+        let Some(stream) = &mut self.stream else {
+            return;
+        };
+        while let Some(&(sent, at)) = stream.heartbeats.front()
+            && sent <= sequence
+        {
+            stream.heartbeats.pop_front();
+            // S26: from the moment of sending.
+            self.deadline = self.deadline.max(Some(at + self.session_timeout));
+        }
+    }
+
+    fn on_done(&mut self, done: &v1::Done, now: Instant) {
+        let asked = self
+            .stream
+            .as_mut()
+            .and_then(|stream| stream.waiting.remove(&done.correlation_id));
+        let error = done.error.as_ref();
+        if error.is_some_and(|error| error.code() == ErrorCode::UnknownMember) {
+            return self.on_error(&done.error.clone().unwrap_or_default());
+        }
+        match asked {
+            Some(Asked::Release(claims)) => self.on_released(&claims, error, now),
+            // What may yet be done is done on another stream.
+            Some(Asked::Leave) if error.is_some_and(|error| is_of_the_coordinator(error.code())) => {
+                self.close();
+            }
+            Some(Asked::Leave) => {
+                if let Some(error) = error {
+                    self.failure = Some(Error::told(error));
+                }
+                self.end_leaving();
+            }
+            Some(Asked::Other) | None => {}
+        }
+    }
+
+    /// The coordinator has ended the session.
+    fn on_error(&mut self, error: &v1::Error) {
+        match error.code() {
+            ErrorCode::UnknownMember => self.lose_session(),
+            code if is_of_the_coordinator(code) => {}
+            _ => self.fail(Error::told(error)),
+        }
+        self.close();
+    }
+
+    /// There is no way to be a member.
+    pub(super) fn fail(&mut self, error: Error) {
+        self.lose(|_| true, LostReason::SessionExpired);
+        self.failure = Some(error.clone());
+        self.told.push_back(Told::Failed(error));
+        self.life = Life::Ended;
+        self.deadline = None;
+        self.close();
+    }
+
+    fn close(&mut self) {
+        if self.stream.take().is_some() {
+            self.commands.push_back(Command::Close);
+        }
+    }
+
+    // Time.
+
+    /// Does what is due. Every input does this first.
+    pub(super) fn advance(&mut self, now: Instant) {
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            self.lose_session();
+            self.close();
+        }
+        self.limit_processing(now);
+        self.expire_revokes(now);
+        if let Some(stream) = &self.stream
+            && self.doubted_at(stream) <= now
+        {
+            self.close();
+        }
+        self.send_heartbeat(now);
+        self.settle();
+    }
+
+    /// S26: the coordinator may have given everything to others.
+    fn lose_session(&mut self) {
+        self.lose(|_| true, LostReason::SessionExpired);
+        self.deadline = None;
+        if let Life::Leaving { .. } = self.life {
+            self.failure = Some(Error::new(
+                ErrorKind::UnknownMember,
+                "the session was over before the member had left: what was not committed is read again",
+            ));
+            self.end_leaving();
+        } else {
+            self.begin_epoch();
+        }
+    }
+
+    fn begin_epoch(&mut self) {
+        self.epoch += 1;
+        self.epoch_sent = false;
+        self.floor.1 = 0;
+    }
+
+    fn heartbeat_interval(&self) -> Duration {
+        (self.session_timeout / HEARTBEATS_PER_TIMEOUT).min(HEARTBEAT_MAX)
+    }
+
+    fn send_heartbeat(&mut self, now: Instant) {
+        let interval = self.heartbeat_interval();
+        let Some(stream) = &mut self.stream else {
+            return;
+        };
+        if stream.coordinator_epoch.is_none() || now < stream.next_heartbeat {
+            return;
+        }
+        stream.last_sequence += 1;
+        stream.heartbeats.push_back((stream.last_sequence, now));
+        stream.next_heartbeat = now + interval;
+        let sequence = stream.last_sequence;
+        self.send(Request::Heartbeat(v1::Heartbeat { sequence }));
+    }
+
+    /// When the coordinator at the other end is given up.
+    fn doubted_at(&self, stream: &Stream) -> Instant {
+        match (stream.coordinator_epoch, stream.heartbeats.front()) {
+            (Some(_), Some((_, sent))) => *sent + self.session_timeout / DOUBTS_PER_TIMEOUT,
+            (Some(_), None) => stream.next_heartbeat + self.session_timeout,
+            (None, _) if self.deadline.is_some() => {
+                stream.opened_at + self.session_timeout / DOUBTS_PER_TIMEOUT
+            }
+            (None, _) => stream.opened_at + self.session_timeout + JOIN_PATIENCE,
+        }
+    }
+
+    fn limited_at(&self) -> Option<Instant> {
+        let limit = self.settings.processing_limit?;
+        if self.life != Life::Running || !self.claims.values().any(Claim::is_busy) {
+            return None;
+        }
+        let since = match self.probed_at {
+            Some(probed_at) => probed_at + PROBE_GRACE,
+            None => self.active_at + limit,
+        };
+        Some(since)
+    }
+
+    /// The processing limit: the program has something in hand, and does nothing.
+    fn limit_processing(&mut self, now: Instant) {
+        if self.limited_at().is_none_or(|at| now < at) {
+            return;
+        }
+        if self.probed_at.is_none() {
+            self.probed_at = Some(now);
+            return self.commands.push_back(Command::Probe);
+        }
+        let limit = self.settings.processing_limit.unwrap_or_default();
+        self.send_leave(false);
+        self.lose(|_| true, LostReason::ProcessingLimit);
+        self.told.push_back(Told::Failed(Error::new(
+            ErrorKind::ProcessingLimit,
+            format!(
+                "the program held a batch for more than {limit:?} without asking for more or \
+                 acknowledging any, and has left the group: it joins again when it asks for the next event",
+            ),
+        )));
+        self.life = Life::Suspended;
+        self.deadline = None;
+        if self.stream.as_ref().is_some_and(|stream| stream.coordinator_epoch.is_none()) {
+            self.close();
+        }
+    }
+
+    // What the program does.
+
+    /// The program asks for the next event.
+    pub(super) fn polled(&mut self, now: Instant) {
+        self.advance(now);
+        self.touch(now);
+        if self.life == Life::Suspended {
+            self.close();
+            self.begin_epoch();
+            self.life = Life::Running;
+        }
+    }
+
+    fn touch(&mut self, now: Instant) {
+        self.active_at = now;
+        self.probed_at = None;
+    }
+
+    /// What the member reads.
+    pub(super) fn subscribe(&mut self, topics: Vec<v1::TopicSubscription>, now: Instant) {
+        self.advance(now);
+        if self.topics == topics {
+            return;
+        }
+        self.topics = topics.clone();
+        // Otherwise it goes with the next join; a stream that waits for its answer begins anew.
+        match self.stream.as_ref().map(|stream| stream.coordinator_epoch) {
+            Some(Some(_)) => {
+                let correlation_id = self.ask(Asked::Other);
+                let topics = v1::session_request::Subscribed {
+                    correlation_id,
+                    topics,
+                };
+                self.send(Request::Topics(topics));
+            }
+            Some(None) => self.close(),
+            None => {}
+        }
+    }
+
+    /// The assignment that was asked for.
+    pub(super) fn publish(
+        &mut self,
+        generation: u64,
+        assignment: Vec<v1::MemberAssignment>,
+        now: Instant,
+    ) {
+        self.advance(now);
+        let computing = self.stream.as_ref().and_then(|stream| stream.computing);
+        if computing != Some(generation) {
+            return;
+        }
+        let correlation_id = self.ask(Asked::Other);
+        self.send(Request::Publish(v1::Publish {
+            correlation_id,
+            generation,
+            assignment,
+        }));
+    }
+
+    /// Stops delivering, and leaves with what is acknowledged.
+    pub(super) fn leave(&mut self, keep_place: bool, now: Instant) {
+        self.advance(now);
+        match self.life {
+            Life::Running => {}
+            // It has left.
+            Life::Suspended => {
+                self.life = Life::Ended;
+                return self.close();
+            }
+            Life::Leaving { .. } | Life::Ended => return,
+        }
+        for (&place, claim) in &mut self.claims {
+            if claim.stop() {
+                self.commands.push_back(Command::Detach(place));
+            }
+        }
+        self.life = Life::Leaving { keep_place };
+        if self.stream.is_none() && !self.epoch_sent {
+            return self.end_leaving();
+        }
+        self.send_leave(keep_place);
+    }
+
+    /// Gives up leaving in order.
+    pub(super) fn abandon(&mut self) {
+        self.lose(|_| true, LostReason::SessionExpired);
+        self.told.clear();
+        self.end_leaving();
+    }
+
+    fn end_leaving(&mut self) {
+        self.claims.clear();
+        self.deadline = None;
+        self.life = match self.life {
+            Life::Suspended => Life::Suspended,
+            _ => Life::Ended,
+        };
+        self.close();
+    }
+
+    /// Final offsets go with it (S27).
+    fn send_leave(&mut self, keep_place: bool) {
+        let joined = self.stream.as_ref().and_then(|stream| stream.coordinator_epoch);
+        if joined.is_none() {
+            return;
+        }
+        let claims = self
+            .claims
+            .iter()
+            .filter_map(|(place, claim)| claim.final_release(*place))
+            .collect();
+        let correlation_id = self.ask(Asked::Leave);
+        self.send(Request::Leave(v1::Leave {
+            correlation_id,
+            claims,
+            keep_place,
+        }));
+    }
+
+    fn ask(&mut self, asked: Asked) -> u64 {
+        self.last_correlation += 1;
+        if let Some(stream) = &mut self.stream {
+            stream.waiting.insert(self.last_correlation, asked);
+        }
+        self.last_correlation
+    }
+
+    fn send(&mut self, request: Request) {
+        self.commands.push_back(Command::Send(request));
+    }
+}
+
+/// Another coordinator, or this one a little later, may do it.
+fn is_of_the_coordinator(code: ErrorCode) -> bool {
+    matches!(
+        code,
+        ErrorCode::NotLeader
+            | ErrorCode::NotReady
+            | ErrorCode::OutcomeUnknown
+            | ErrorCode::Overloaded
+            | ErrorCode::StorageFull
+            | ErrorCode::ReplicaQuarantined
+            | ErrorCode::Internal
+            | ErrorCode::Unspecified
+    )
+}
