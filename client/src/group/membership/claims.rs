@@ -1,6 +1,7 @@
 //! The claims of a member: what it was granted, where each stands, and how it is given up.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use qute_proto::ids::{PartitionId, TopicId};
 use qute_proto::v1::session_request::Request;
@@ -52,15 +53,6 @@ struct Reading {
     settled: Option<u64>,
 }
 
-/// Records were handed out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::group) struct Delivered {
-    pub(in crate::group) claim_epoch: u64,
-    /// All offsets in `from..until` count as handed out, whether there is a record or not.
-    pub(in crate::group) from: u64,
-    pub(in crate::group) until: u64,
-}
-
 /// Why an offset can't be committed by hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::group) enum Refusal {
@@ -100,7 +92,7 @@ impl Claim {
     /// The program works on something of it.
     pub(super) fn is_busy(&self) -> bool {
         let works = matches!(self.state, State::Active | State::Revoking { .. });
-        works && self.reading.as_ref().is_some_and(|reading| !reading.marks.is_settled())
+        works && self.reading.as_ref().is_some_and(|reading| !reading.marks.is_clear())
     }
 
     /// When its state has to change.
@@ -200,7 +192,7 @@ impl Membership {
             let listed = listed.get(place);
             listed.is_some_and(|(epoch, _)| *epoch == claim.epoch)
         };
-        self.lose(|(place, claim)| !is_listed(place, claim), LostReason::Fenced);
+        self.lose(|place, claim| !is_listed(place, claim), LostReason::Fenced);
     }
 
     fn revoke_others(&mut self, targets: &BTreeSet<PartitionId>, now: Instant) {
@@ -252,12 +244,12 @@ impl Membership {
     /// Gives up, without a word to the coordinator, what it has taken.
     pub(super) fn lose(
         &mut self,
-        is_lost: impl Fn((&PartitionId, &Claim)) -> bool,
+        is_lost: impl Fn(&PartitionId, &Claim) -> bool,
         reason: LostReason,
     ) {
         let mut partitions = Vec::new();
         self.claims.retain(|place, claim| {
-            if !is_lost((place, claim)) {
+            if !is_lost(place, claim) {
                 return true;
             }
             match claim.state {
@@ -413,24 +405,20 @@ impl Membership {
         claim.is_some_and(|claim| claim.epoch == epoch && claim.state == State::Starting)
     }
 
-    /// Records up to `until` are about to be handed out: `None` if they must not be.
+    /// Records of these offsets are about to be handed out. Gives the epoch of the claim; `None` if they
+    /// must not be.
     pub(in crate::group) fn deliver(
         &mut self,
         place: PartitionId,
         attachment: u64,
-        until: u64,
+        offsets: Range<u64>,
         now: Instant,
-    ) -> Option<Delivered> {
+    ) -> Option<u64> {
         self.advance(now);
         let alive = self.is_alive(now) && self.life == Life::Running;
         let (claim_epoch, reading) = self.reading_of(place, attachment).filter(|_| alive)?;
-        let from = reading.marks.end();
-        reading.marks.deliver(until);
-        Some(Delivered {
-            claim_epoch,
-            from,
-            until: reading.marks.end(),
-        })
+        reading.marks.hand_out(offsets);
+        Some(claim_epoch)
     }
 
     /// What lay between was lost: reading goes on at `to`. False if the claim is not there any more.
@@ -446,12 +434,10 @@ impl Membership {
         let Some((_, reading)) = self.reading_of(place, attachment) else {
             return false;
         };
-        let end = reading.marks.end();
-        if to >= end {
-            reading.marks.deliver(to);
-            reading.marks.ack(end, to);
+        if to >= reading.marks.end() {
+            reading.marks.hand_out(to..to);
             if !by_hand {
-                reading.wanted = reading.marks.position();
+                reading.wanted = reading.wanted.max(reading.marks.next());
             }
         } else {
             reading.marks = Watermark::new(to);
@@ -474,13 +460,12 @@ impl Membership {
         present.then_some((epoch, reading))
     }
 
-    /// The program is done with the offsets `from..until`. False if the claim is not held any more.
+    /// The program is done with these offsets. False if the claim is not held any more.
     pub(in crate::group) fn ack(
         &mut self,
         place: PartitionId,
         epoch: u64,
-        from: u64,
-        until: u64,
+        offsets: Range<u64>,
         now: Instant,
     ) -> bool {
         self.advance(now);
@@ -489,9 +474,9 @@ impl Membership {
         let Some(reading) = self.committable(place, epoch) else {
             return false;
         };
-        reading.marks.ack(from, until);
+        reading.marks.ack(offsets);
         if !by_hand {
-            reading.wanted = reading.wanted.max(reading.marks.position());
+            reading.wanted = reading.wanted.max(reading.marks.next());
         }
         self.settle();
         true
@@ -529,9 +514,10 @@ impl Membership {
         self.touch(now);
         for claim in self.claims.values_mut() {
             if let Some(reading) = &mut claim.reading {
-                reading.wanted = reading.wanted.max(reading.marks.position());
+                reading.wanted = reading.wanted.max(reading.marks.next());
             }
         }
+        self.settle();
     }
 
     /// By hand: this offset is to be committed, and everything below it counts as acknowledged.
@@ -559,11 +545,12 @@ impl Membership {
         if let Some(committed) = committed.filter(|committed| offset < *committed) {
             return Err(Refusal::Behind(committed));
         }
-        let acknowledged = reading.marks.position();
+        let acknowledged = reading.marks.next();
         if offset > acknowledged {
-            reading.marks.ack(acknowledged, offset);
+            reading.marks.ack(acknowledged..offset);
         }
         reading.wanted = reading.wanted.max(offset);
+        self.settle();
         Ok(())
     }
 
@@ -604,7 +591,7 @@ impl Membership {
     /// The coordinator says that the claim is not held under this epoch.
     pub(in crate::group) fn fenced(&mut self, place: PartitionId, epoch: u64) {
         self.lose(
-            |(other, claim)| *other == place && claim.epoch == epoch,
+            |other, claim| *other == place && claim.epoch == epoch,
             LostReason::Fenced,
         );
     }
@@ -624,7 +611,7 @@ impl Membership {
             let reading = claim.reading.as_ref().filter(|_| open)?;
             let held = Held {
                 position: reading.marks.end(),
-                acknowledged: reading.marks.position(),
+                acknowledged: reading.marks.next(),
                 committed: claim.committed,
             };
             Some((*place, held))

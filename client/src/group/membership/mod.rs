@@ -43,7 +43,7 @@ use qute_proto::v1::{self, ErrorCode};
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
-pub(super) use claims::{Delivered, Refusal};
+pub(super) use claims::{Attached, Refusal};
 use claims::Claim;
 
 /// Heartbeats go at this part of the session timeout, and no more seldom than [`HEARTBEAT_MAX`].
@@ -372,10 +372,11 @@ impl Membership {
         };
         stream.coordinator_epoch = Some(joined.coordinator_epoch);
         stream.next_heartbeat = now;
-        if stream.first {
+        let deadline = stream.opened_at + self.session_timeout;
+        if stream.first && now < deadline {
             // The join was committed after it was sent: it confirms as a heartbeat does (S26). One that
             // may have been sent before says nothing, its coordinator may be deposed.
-            self.deadline = Some(stream.opened_at + self.session_timeout);
+            self.deadline = Some(deadline);
         }
         self.has_joined = true;
         if let Life::Leaving { keep_place } = self.life {
@@ -434,7 +435,7 @@ impl Membership {
 
     /// There is no way to be a member.
     pub(super) fn fail(&mut self, error: Error) {
-        self.lose(|_| true, LostReason::SessionExpired);
+        self.lose(|_, _| true, LostReason::SessionExpired);
         self.failure = Some(error.clone());
         self.told.push_back(Told::Failed(error));
         self.life = Life::Ended;
@@ -469,7 +470,7 @@ impl Membership {
 
     /// S26: the coordinator may have given everything to others.
     fn lose_session(&mut self) {
-        self.lose(|_| true, LostReason::SessionExpired);
+        self.lose(|_, _| true, LostReason::SessionExpired);
         self.deadline = None;
         if let Life::Leaving { .. } = self.life {
             self.failure = Some(Error::new(
@@ -485,6 +486,7 @@ impl Membership {
     fn begin_epoch(&mut self) {
         self.epoch += 1;
         self.epoch_sent = false;
+        self.deadline = None;
         self.floor.1 = 0;
     }
 
@@ -542,7 +544,7 @@ impl Membership {
         }
         let limit = self.settings.processing_limit.unwrap_or_default();
         self.send_leave(false);
-        self.lose(|_| true, LostReason::ProcessingLimit);
+        self.lose(|_, _| true, LostReason::ProcessingLimit);
         self.told.push_back(Told::Failed(Error::new(
             ErrorKind::ProcessingLimit,
             format!(
@@ -643,7 +645,7 @@ impl Membership {
 
     /// Gives up leaving in order.
     pub(super) fn abandon(&mut self) {
-        self.lose(|_| true, LostReason::SessionExpired);
+        self.lose(|_, _| true, LostReason::SessionExpired);
         self.told.clear();
         self.end_leaving();
     }

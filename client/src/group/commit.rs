@@ -1,0 +1,281 @@
+//! Commits of what is acknowledged: one round under way at a time, which carries the latest of every
+//! partition, at an interval and whenever the program asks.
+//!
+//! A round may be repeated until its deadline: committed offsets never go back, so whatever arrives late
+//! or twice does no harm. What it does not bring about stays to be committed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use qute_proto::ids::{PartitionId, TopicId};
+use qute_proto::v1::{self, ErrorCode};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::coordinator::{Wanted, ask_coordinator};
+use super::core::{Core, State};
+use super::event::GroupEvent;
+use crate::error::{Error, ErrorKind, Result};
+
+/// When acknowledged records are committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CommitMode {
+    /// By the consumer: at this interval, before a partition is given up, and when leaving. The default,
+    /// every second.
+    #[non_exhaustive]
+    Auto {
+        /// At least this long lies between two commits.
+        interval: Duration,
+    },
+    /// By the program alone: [`super::GroupConsumer::commit`] and the like.
+    Manual,
+}
+
+impl CommitMode {
+    /// At this interval.
+    #[must_use]
+    pub fn every(interval: Duration) -> Self {
+        Self::Auto { interval }
+    }
+}
+
+impl Default for CommitMode {
+    fn default() -> Self {
+        Self::every(Duration::from_secs(1))
+    }
+}
+
+/// Somebody waits for a round.
+struct Waiter {
+    until: Instant,
+    told: oneshot::Sender<Result<()>>,
+}
+
+/// Who waits for what.
+#[derive(Default)]
+pub(super) struct Commits {
+    /// By hand: only when asked.
+    pub(super) by_hand: bool,
+    /// Something was acknowledged since the last round began.
+    dirty: bool,
+    /// A round is to begin as soon as none is under way.
+    asked: bool,
+    under_way: bool,
+    /// For the next round.
+    waiting: Vec<Waiter>,
+    /// For the present one.
+    in_round: Vec<Waiter>,
+    /// The program was told of a failure, and no round has succeeded since.
+    failure_told: bool,
+}
+
+impl Commits {
+    pub(super) fn acknowledged(&mut self) {
+        self.dirty = true;
+    }
+
+    /// A round that begins from now on is wanted; nobody waits for it.
+    pub(super) fn request(&mut self) {
+        self.asked = true;
+    }
+
+    /// The same, and what comes of it.
+    pub(super) fn wait(&mut self, until: Instant) -> oneshot::Receiver<Result<()>> {
+        let (told, receiver) = oneshot::channel();
+        self.waiting.push(Waiter { until, told });
+        self.asked = true;
+        receiver
+    }
+
+    /// A round at the interval is wanted.
+    pub(super) fn is_due(&self) -> bool {
+        self.dirty && !self.by_hand && !self.under_way
+    }
+
+    /// The task has to begin a round, or to set its clock.
+    pub(super) fn has_work(&self) -> bool {
+        (self.asked && !self.under_way) || self.is_due()
+    }
+
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked && !self.under_way
+    }
+
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way
+    }
+
+    /// Nobody commits any more.
+    pub(super) fn refuse(&mut self, error: &Error) {
+        self.asked = false;
+        self.under_way = false;
+        for waiter in self.waiting.drain(..).chain(self.in_round.drain(..)) {
+            // It may not wait any more.
+            let _ = waiter.told.send(Err(error.clone()));
+        }
+    }
+}
+
+/// What one round carries.
+pub(super) struct Round {
+    request: v1::CommitOffsetsRequest,
+    deadline: Instant,
+}
+
+/// What came of it.
+pub(super) struct RoundDone {
+    request: v1::CommitOffsetsRequest,
+    result: Result<v1::CommitOffsetsResponse>,
+}
+
+impl State {
+    /// Begins a round, if there is anything to commit.
+    pub(super) fn begin_round(&mut self, core: &Core, now: Instant) -> Option<Round> {
+        let offsets = self.membership.commits(now);
+        let commits = &mut self.commits;
+        commits.asked = false;
+        commits.dirty = false;
+        commits.in_round.append(&mut commits.waiting);
+        if offsets.is_empty() {
+            let waiting = std::mem::take(&mut commits.in_round);
+            let result = match self.membership.is_alive(now) {
+                true => Ok(()),
+                false => Err(not_alive()),
+            };
+            for waiter in waiting {
+                let _ = waiter.told.send(result.clone());
+            }
+            return None;
+        }
+        commits.under_way = true;
+        // S26: nothing is sent past the deadline that is known now.
+        let deadline = now + core.shared.config.call_timeout;
+        Some(Round {
+            deadline: self.membership.deadline().unwrap_or(now).min(deadline),
+            request: v1::CommitOffsetsRequest {
+                group: core.group.to_string(),
+                member_id: self.membership.id().to_wire(),
+                member_epoch: self.membership.epoch(),
+                offsets,
+            },
+        })
+    }
+
+    /// Takes in what came of a round.
+    pub(super) fn end_round(&mut self, core: &Core, done: RoundDone, now: Instant) {
+        self.commits.under_way = false;
+        let result = done.result.and_then(|response| {
+            if response.results.len() == done.request.offsets.len() {
+                Ok(response.results)
+            } else {
+                Err(Error::new(
+                    ErrorKind::Protocol,
+                    "the coordinator left commits unanswered",
+                ))
+            }
+        });
+        let member_epoch = done.request.member_epoch;
+        let mut failures = Vec::new();
+        match result {
+            Ok(results) => {
+                for (commit, result) in done.request.offsets.iter().zip(results) {
+                    failures.extend(self.end_commit(core, member_epoch, commit, &result, now));
+                }
+            }
+            Err(error) => {
+                if error.kind() == ErrorKind::UnknownMember {
+                    self.membership.expelled(member_epoch, now);
+                }
+                failures.push(error);
+            }
+        }
+        self.tell_round(failures, now);
+    }
+
+    fn end_commit(
+        &mut self,
+        core: &Core,
+        member_epoch: u64,
+        commit: &v1::OffsetCommit,
+        result: &v1::OffsetCommitted,
+        now: Instant,
+    ) -> Option<Error> {
+        let place = PartitionId {
+            topic: TopicId::from_wire(&commit.topic_id)?,
+            partition: commit.partition,
+        };
+        let Some(error) = &result.error else {
+            let offset = commit.offset.max(result.offset);
+            self.membership.committed(place, commit.claim_epoch, offset);
+            return None;
+        };
+        match error.code() {
+            ErrorCode::ClaimFenced => self.membership.fenced(place, commit.claim_epoch),
+            ErrorCode::UnknownMember => self.membership.expelled(member_epoch, now),
+            _ => {}
+        }
+        let named = core.name(self, place);
+        let error = Error::told(error).at(&named.topic, place.partition);
+        Some(error.with_offset(commit.offset))
+    }
+
+    fn tell_round(&mut self, failures: Vec<Error>, now: Instant) {
+        let commits = &mut self.commits;
+        if !failures.is_empty() {
+            // Whatever it was: it is to be committed still, unless it was lost.
+            commits.dirty = true;
+        }
+        let again = failures.iter().any(Error::is_retriable);
+        let nobody_waits = commits.in_round.is_empty();
+        for waiter in std::mem::take(&mut commits.in_round) {
+            if again && now < waiter.until {
+                commits.waiting.push(waiter);
+                commits.asked = true;
+                continue;
+            }
+            let result = failures.first().cloned().map_or(Ok(()), Err);
+            let _ = waiter.told.send(result);
+        }
+        if failures.is_empty() {
+            commits.failure_told = false;
+        }
+        // What was lost is told as such.
+        let is_news = |error: &Error| {
+            let told_otherwise = matches!(
+                error.kind(),
+                ErrorKind::ClaimFenced | ErrorKind::UnknownMember
+            );
+            !error.is_retriable() && !told_otherwise
+        };
+        if nobody_waits
+            && !commits.failure_told
+            && let Some(error) = failures.into_iter().find(is_news)
+        {
+            commits.failure_told = true;
+            self.events.push_back(GroupEvent::Failed(error));
+        }
+    }
+}
+
+/// Carries a round out.
+pub(super) async fn run_round(core: Arc<Core>, round: Round) -> RoundDone {
+    let Round { request, deadline } = round;
+    let wanted = Wanted::Group(Arc::clone(&core.group));
+    let asked = request.clone();
+    let commit = async move |mut client: super::coordinator::Client| {
+        client.commit_offsets(asked.clone()).await
+    };
+    let result = ask_coordinator(&core.shared, wanted, deadline, commit).await;
+    RoundDone {
+        request,
+        result: result.map_err(Error::from),
+    }
+}
+
+pub(super) fn not_alive() -> Error {
+    Error::new(
+        ErrorKind::UnknownMember,
+        "the session is not confirmed: what was acknowledged may be another's by now",
+    )
+}
