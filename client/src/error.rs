@@ -103,6 +103,10 @@ pub enum ErrorKind {
     /// The group has committed an offset beyond the one that was to be committed, and committed
     /// offsets go back by a reset only.
     OffsetBehind,
+    /// The program worked on what it was handed for longer than its processing limit, and the member has
+    /// left the group. It joins again when the program asks for the next event; give it more time, or
+    /// smaller batches.
+    ProcessingLimit,
     /// The handle was closed or dropped, or the runtime that it was made in has ended: make a new one.
     Closed,
     /// The broker sent something that this client does not understand: bring both to versions that

@@ -653,6 +653,12 @@ impl Buffer {
         state.slots.iter().filter_map(lag).collect()
     }
 
+    pub(super) fn high_watermark(&self, partition: u32) -> Option<u64> {
+        let state = self.lock();
+        let slot = state.by_partition.get(&partition)?;
+        state.slots.get(*slot)?.high_watermark
+    }
+
     pub(super) fn see(&self, high_watermarks: &[(u32, u64)]) {
         let mut state = self.lock();
         for (partition, high_watermark) in high_watermarks {

@@ -4,7 +4,6 @@
 //! any more. Every attachment has an epoch, rising per partition, and every event tells the one that it
 //! belongs to: an event of an older epoch is void. Several topics share one [`Prefetch`].
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -169,14 +168,9 @@ impl Partitions {
         locate(&self.shared, &topic, partition, position, deadline).await
     }
 
-    /// The next offset to be handed out, per partition, whether attached or not.
-    pub(crate) fn positions(&self) -> BTreeMap<u32, u64> {
-        self.buffer.positions()
-    }
-
-    /// How far the high watermark, where it is known, is ahead of the position.
-    pub(crate) fn lag(&self) -> BTreeMap<u32, u64> {
-        self.buffer.lag()
+    /// The high watermark, where it is known.
+    pub(crate) fn high_watermark(&self, partition: u32) -> Option<u64> {
+        self.buffer.high_watermark(partition)
     }
 }
 

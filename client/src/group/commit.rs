@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qute_proto::ids::{PartitionId, TopicId};
+use qute_proto::v1::groups_client::GroupsClient;
 use qute_proto::v1::{self, ErrorCode};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tonic::transport::Channel;
 
 use super::coordinator::{Wanted, ask_coordinator};
 use super::core::{Core, State};
@@ -56,12 +58,14 @@ struct Waiter {
 #[derive(Default)]
 pub(super) struct Commits {
     /// By hand: only when asked.
-    pub(super) by_hand: bool,
+    by_hand: bool,
     /// Something was acknowledged since the last round began.
     dirty: bool,
     /// A round is to begin as soon as none is under way.
     asked: bool,
     under_way: bool,
+    /// The clock for the next round is set.
+    pub(super) scheduled: bool,
     /// For the next round.
     waiting: Vec<Waiter>,
     /// For the present one.
@@ -71,6 +75,13 @@ pub(super) struct Commits {
 }
 
 impl Commits {
+    pub(super) fn new(mode: CommitMode) -> Self {
+        Self {
+            by_hand: mode == CommitMode::Manual,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn acknowledged(&mut self) {
         self.dirty = true;
     }
@@ -95,15 +106,11 @@ impl Commits {
 
     /// The task has to begin a round, or to set its clock.
     pub(super) fn has_work(&self) -> bool {
-        (self.asked && !self.under_way) || self.is_due()
+        self.is_asked() || (self.is_due() && !self.scheduled)
     }
 
     pub(super) fn is_asked(&self) -> bool {
         self.asked && !self.under_way
-    }
-
-    pub(super) fn is_under_way(&self) -> bool {
-        self.under_way
     }
 
     /// Nobody commits any more.
@@ -136,6 +143,7 @@ impl State {
         let commits = &mut self.commits;
         commits.asked = false;
         commits.dirty = false;
+        commits.scheduled = false;
         commits.in_round.append(&mut commits.waiting);
         if offsets.is_empty() {
             let waiting = std::mem::take(&mut commits.in_round);
@@ -263,8 +271,9 @@ pub(super) async fn run_round(core: Arc<Core>, round: Round) -> RoundDone {
     let Round { request, deadline } = round;
     let wanted = Wanted::Group(Arc::clone(&core.group));
     let asked = request.clone();
-    let commit = async move |mut client: super::coordinator::Client| {
-        client.commit_offsets(asked.clone()).await
+    let commit = async |mut client: GroupsClient<Channel>| {
+        let asked = asked.clone();
+        client.commit_offsets(asked).await
     };
     let result = ask_coordinator(&core.shared, wanted, deadline, commit).await;
     RoundDone {

@@ -1,7 +1,7 @@
 //! What the session's task, the program's stream, its control handles and its acknowledgements share:
 //! one membership behind one short lock, and who is woken when it changes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
@@ -40,7 +40,13 @@ pub(super) struct State {
     pub(super) topics: BTreeMap<TopicId, Reading>,
     /// Readers that the program's stream has not taken over yet.
     pub(super) opened: Vec<TopicEvents>,
+    /// Those whose readers are of no use any more.
+    pub(super) gone: Vec<TopicId>,
+    /// By the program.
+    pub(super) paused: BTreeSet<PartitionId>,
     pub(super) commits: Commits,
+    /// What last kept the member from its coordinator.
+    pub(super) last_failure: Option<Error>,
     /// The program's stream waits.
     waker: Option<Waker>,
     /// Leaving must be done by then.
@@ -64,8 +70,9 @@ pub(super) struct TopicEvents {
 /// What the program's stream finds.
 pub(super) enum Next {
     Event(GroupEvent),
-    /// Nothing but batches, perhaps; with readers that are new.
-    Batches(Vec<TopicEvents>),
+    /// Nothing but batches, perhaps; with readers that are new, and topics whose readers are of no use
+    /// any more.
+    Batches(Vec<TopicEvents>, Vec<TopicId>),
     Ended,
 }
 
@@ -75,6 +82,7 @@ impl Core {
         group: Arc<str>,
         is_static: bool,
         membership: Membership,
+        commits: Commits,
     ) -> Self {
         Self {
             shared,
@@ -85,7 +93,10 @@ impl Core {
                 events: VecDeque::new(),
                 topics: BTreeMap::new(),
                 opened: Vec::new(),
-                commits: Commits::default(),
+                gone: Vec::new(),
+                paused: BTreeSet::new(),
+                commits,
+                last_failure: None,
                 waker: None,
                 leave_by: None,
                 deserted: false,
@@ -139,7 +150,8 @@ impl Core {
             if !state.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
                 state.waker = Some(waker.clone());
             }
-            Next::Batches(std::mem::take(&mut state.opened))
+            let gone = std::mem::take(&mut state.gone);
+            Next::Batches(std::mem::take(&mut state.opened), gone)
         })
     }
 

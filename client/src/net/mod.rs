@@ -41,7 +41,7 @@ pub(crate) use backoff::Backoff;
 pub(crate) use breaker::Failure;
 pub(crate) use budget::Budget;
 pub(crate) use connections::{CallError, Connections};
-pub(crate) use dial::{Resolver, system_resolver};
+pub(crate) use dial::{Connection, Resolver, system_resolver};
 pub(crate) use race::{STAGGER, race};
 pub(crate) use route::{Next, Retry, Route};
 

@@ -468,17 +468,23 @@ impl Membership {
         offsets: Range<u64>,
         now: Instant,
     ) -> bool {
-        self.advance(now);
+        // Once a record: what else is due has its own timer.
+        if self.deadline.is_none_or(|deadline| deadline <= now) {
+            self.advance(now);
+        }
         self.touch(now);
         let by_hand = self.settings.by_hand;
         let Some(reading) = self.committable(place, epoch) else {
             return false;
         };
-        reading.marks.ack(offsets);
+        let risen = reading.marks.ack(offsets);
         if !by_hand {
             reading.wanted = reading.wanted.max(reading.marks.next());
         }
-        self.settle();
+        let revoking = |claim: &Claim| matches!(claim.state, State::Revoking { .. });
+        if risen && self.claims.get(&place).is_some_and(revoking) {
+            self.settle();
+        }
         true
     }
 
@@ -494,11 +500,10 @@ impl Membership {
 
     /// The program wants nothing more of a claim that is being taken away: whatever is not acknowledged
     /// is read again by the next holder.
-    pub(in crate::group) fn give_up(&mut self, place: PartitionId, epoch: u64, now: Instant) {
+    pub(in crate::group) fn give_up(&mut self, place: PartitionId, now: Instant) {
         self.advance(now);
         self.touch(now);
         if let Some(claim) = self.claims.get_mut(&place)
-            && claim.epoch == epoch
             && matches!(claim.state, State::Revoking { .. })
         {
             claim.state = RELEASE;
@@ -597,14 +602,21 @@ impl Membership {
     }
 
     /// The coordinator says that the member is none.
-    pub(in crate::group) fn expelled(&mut self, member_epoch: u64) {
+    pub(in crate::group) fn expelled(&mut self, member_epoch: u64, now: Instant) {
+        self.advance(now);
         if self.epoch == member_epoch && self.deadline.is_some() {
             self.lose_session();
             self.close();
         }
     }
 
-    /// What is held: the claim's epoch, and up to where everything is acknowledged.
+    /// The claim is held under this epoch, and what is acknowledged of it counts.
+    pub(in crate::group) fn holds(&mut self, place: PartitionId, epoch: u64, now: Instant) -> bool {
+        self.advance(now);
+        self.committable(place, epoch).is_some()
+    }
+
+    /// What is read: the claim's epoch, and up to where everything is acknowledged.
     pub(in crate::group) fn held(&self) -> BTreeMap<PartitionId, Held> {
         let held = |(place, claim): (&PartitionId, &Claim)| {
             let open = matches!(claim.state, State::Active | State::Revoking { .. });

@@ -43,7 +43,7 @@ use qute_proto::v1::{self, ErrorCode};
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
-pub(super) use claims::{Attached, Refusal};
+pub(super) use claims::{Attached, Held, Refusal};
 use claims::Claim;
 
 /// Heartbeats go at this part of the session timeout, and no more seldom than [`HEARTBEAT_MAX`].
@@ -111,8 +111,8 @@ pub(super) enum Told {
 pub(super) enum Command {
     /// On the present stream.
     Send(Request),
-    /// Ends the present stream.
-    Close,
+    /// Ends the present stream. With `doubt` the coordinator at its other end may be none any more.
+    Close { doubt: bool },
     /// Finds where the partition begins, and attaches it: [`Membership::attach`].
     Attach {
         place: PartitionId,
@@ -290,6 +290,20 @@ impl Membership {
         self.told.pop_front()
     }
 
+    pub(super) fn has_commands(&self) -> bool {
+        !self.commands.is_empty()
+    }
+
+    /// S26: until then it may deliver and commit, by what is known now.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// It leaves, or has left, in order.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(self.life, Life::Leaving { .. } | Life::Ended)
+    }
+
     /// The program has something to hear.
     pub(super) fn has_told(&self) -> bool {
         !self.told.is_empty()
@@ -315,7 +329,7 @@ impl Membership {
         });
         // Of an older stream.
         self.commands
-            .retain(|command| !matches!(command, Command::Send(_) | Command::Close));
+            .retain(|command| !matches!(command, Command::Send(_) | Command::Close { .. }));
         self.epoch_sent = true;
         let join = v1::Join {
             group: self.settings.group.clone(),
@@ -335,11 +349,11 @@ impl Membership {
         (self.last_stream, request)
     }
 
-    /// The stream of that number has ended.
-    pub(super) fn on_down(&mut self, number: u64, now: Instant) {
-        if self.stream.as_ref().is_some_and(|stream| stream.number == number) {
-            self.stream = None;
-        }
+    /// The present stream, if any, has ended.
+    pub(super) fn on_down(&mut self, now: Instant) {
+        self.stream = None;
+        self.commands
+            .retain(|command| !matches!(command, Command::Send(_) | Command::Close { .. }));
         self.advance(now);
     }
 
@@ -362,7 +376,7 @@ impl Membership {
     fn on_joined(&mut self, joined: &v1::Joined, now: Instant) {
         if joined.coordinator_epoch < self.floor.0 {
             // S28: deposed, and does not know it yet.
-            return self.close();
+            return self.close_in_doubt();
         }
         if joined.session_timeout_ms > 0 {
             self.session_timeout = Duration::from_millis(joined.session_timeout_ms.into());
@@ -444,8 +458,17 @@ impl Membership {
     }
 
     fn close(&mut self) {
+        self.close_in(false);
+    }
+
+    /// What the coordinator does, or does not, makes no sense of one that serves.
+    fn close_in_doubt(&mut self) {
+        self.close_in(true);
+    }
+
+    fn close_in(&mut self, doubt: bool) {
         if self.stream.take().is_some() {
-            self.commands.push_back(Command::Close);
+            self.commands.push_back(Command::Close { doubt });
         }
     }
 
@@ -455,14 +478,14 @@ impl Membership {
     pub(super) fn advance(&mut self, now: Instant) {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             self.lose_session();
-            self.close();
+            self.close_in_doubt();
         }
         self.limit_processing(now);
         self.expire_revokes(now);
         if let Some(stream) = &self.stream
             && self.doubted_at(stream) <= now
         {
-            self.close();
+            self.close_in_doubt();
         }
         self.send_heartbeat(now);
         self.settle();
