@@ -7,7 +7,8 @@ use std::time::Duration;
 use qute_proto::ids::MemberId;
 use tokio::time::{Instant, timeout_at};
 
-use super::assignor::{Assignor, default_assignors, version_of};
+use super::assignor::wire::version_of;
+use super::assignor::{Assignor, StickyAssignor};
 use super::commit::{CommitMode, Commits};
 use super::consumer::GroupConsumer;
 use super::core::Core;
@@ -261,7 +262,7 @@ impl GroupBuilder {
     /// Begins the member's task.
     fn begin(&self, subscription: Subscription) -> GroupConsumer {
         let assignors = match self.assignors.as_slice() {
-            [] => default_assignors(),
+            [] => vec![Arc::new(StickyAssignor) as Arc<dyn Assignor>],
             some => some.to_vec(),
         };
         let config = &self.shared.config;

@@ -271,9 +271,9 @@ pub(super) async fn run_round(core: Arc<Core>, round: Round) -> RoundDone {
     let Round { request, deadline } = round;
     let wanted = Wanted::Group(Arc::clone(&core.group));
     let asked = request.clone();
-    let commit = async |mut client: GroupsClient<Channel>| {
+    let commit = |mut client: GroupsClient<Channel>| {
         let asked = asked.clone();
-        client.commit_offsets(asked).await
+        async move { client.commit_offsets(asked).await }
     };
     let result = ask_coordinator(&core.shared, wanted, deadline, commit).await;
     RoundDone {

@@ -58,7 +58,7 @@ impl GroupControl {
     pub async fn commit(&self) -> Result<()> {
         let now = Instant::now();
         let deadline = now + self.core.shared.config.call_timeout;
-        let told = self.core.with(|state| {
+        let told = self.core.with(|state| -> Result<_> {
             check_open(state)?;
             state.membership.want_acknowledged(now);
             Ok(state.commits.wait(deadline))

@@ -377,12 +377,16 @@ impl From<CallFailed> for Error {
 ///
 /// # Cancel safety
 /// Cancelled, the call may have been carried out.
-pub(super) async fn ask_coordinator<R: Answer>(
+pub(super) async fn ask_coordinator<R, F>(
     shared: &Arc<Shared>,
     wanted: Wanted,
     deadline: Instant,
-    ask: impl AsyncFn(GroupsClient<Channel>) -> Result<Response<R>, Status>,
-) -> Result<R, CallFailed> {
+    ask: impl Fn(GroupsClient<Channel>) -> F,
+) -> Result<R, CallFailed>
+where
+    R: Answer,
+    F: Future<Output = Result<Response<R>, Status>>,
+{
     let mut route = CoordinatorRoute::new(Arc::clone(shared), wanted);
     let mut repeated = false;
     loop {
@@ -391,7 +395,7 @@ pub(super) async fn ask_coordinator<R: Answer>(
             .await
             .map_err(|error| CallFailed { error, repeated })?;
         let limit = deadline.min(Instant::now() + ANSWER_TIMEOUT);
-        let call = async |channel| ask(groups_client(channel)).await;
+        let call = |channel| ask(groups_client(channel));
         let connections = &shared.connections;
         let asked = connections.call(&coordinator.address, Lane::Control, limit, call);
         let answer = tokio::select! {

@@ -18,7 +18,8 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::assignor::{AssignInput, Assignor, version_of};
+use super::assignor::wire::version_of;
+use super::assignor::{AssignInput, Assignor};
 use super::commit::{RoundDone, run_round};
 use super::core::Core;
 use super::line::{Line, Turn};

@@ -19,7 +19,7 @@ mod near;
 mod properties;
 mod sticky;
 #[allow(dead_code, reason = "used by the parts to come")]
-mod wire;
+pub(super) mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
