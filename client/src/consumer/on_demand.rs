@@ -104,29 +104,22 @@ impl OnDemand {
             buffer: Arc::clone(&buffer),
         };
         let hooks = plan.hooks.clone();
-        let consumer = Consumer::new(
-            Arc::clone(shared),
-            Arc::clone(topic),
-            buffer,
-            hooks,
-            stop,
-        );
+        let consumer = Consumer::new(Arc::clone(shared), Arc::clone(topic), buffer, hooks, stop);
         (Self { consumer }, partitions)
     }
 
     /// The next event, with the epoch of the attachment that it belongs to (those without a
     /// partition belong to none). `None` once the reader is gone.
-    pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<(u64, ConsumerEvent)>> {
+    pub(crate) fn poll_event(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<(u64, ConsumerEvent)>> {
         let event = self.consumer.poll_event(cx);
         event.map(|event| event.map(|event| (self.consumer.epoch(), event)))
     }
 }
 
 impl Partitions {
-    pub(crate) fn topic(&self) -> &Arc<Topic> {
-        &self.topic
-    }
-
     /// Reads the partition from `offset` on, and gives the epoch of the attachment; `None` if the
     /// partition is not known yet, or the reader is gone.
     pub(crate) fn attach(&self, partition: u32, offset: u64) -> Option<u64> {

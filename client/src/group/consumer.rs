@@ -125,10 +125,7 @@ impl GroupConsumer {
     fn poll_readers(&mut self, cx: &mut Context<'_>) -> Poll<GroupEvent> {
         for _ in 0..self.readers.len() {
             let at = self.turn % self.readers.len();
-            loop {
-                let Some(reader) = self.readers.get_mut(at) else {
-                    break;
-                };
+            while let Some(reader) = self.readers.get_mut(at) {
                 match reader.events.poll_event(cx) {
                     Poll::Pending => break,
                     Poll::Ready(None) => {
@@ -247,7 +244,8 @@ impl Stream for GroupConsumer {
             }
             Next::Batches(opened, gone) => {
                 this.readers.extend(opened);
-                this.readers.retain(|reader| !gone.contains(&reader.topic.id));
+                this.readers
+                    .retain(|reader| !gone.contains(&reader.topic.id));
             }
         }
         this.poll_readers(cx).map(Some)

@@ -325,11 +325,8 @@ fn find(state: &State, partition: &TopicPartition) -> Result<PartitionId> {
     });
     let found = named.or_else(|| readings.find(|reading| reading.topic.name == partition.topic));
     found.map(|reading| place(reading.topic.id)).ok_or_else(|| {
-        Error::new(
-            ErrorKind::ClaimFenced,
-            "the partition is not this member's",
-        )
-        .at(&partition.topic, partition.partition)
+        Error::new(ErrorKind::ClaimFenced, "the partition is not this member's")
+            .at(&partition.topic, partition.partition)
     })
 }
 

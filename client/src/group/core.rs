@@ -147,7 +147,11 @@ impl Core {
             if state.membership.has_ended() || state.deserted {
                 return Next::Ended;
             }
-            if !state.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            if !state
+                .waker
+                .as_ref()
+                .is_some_and(|known| known.will_wake(waker))
+            {
                 state.waker = Some(waker.clone());
             }
             let gone = std::mem::take(&mut state.gone);

@@ -39,7 +39,7 @@ enum Stage {
     Apart,
     Finding(BoxFuture<'static, (CoordinatorRoute, Result<Coordinator>)>),
     Opening(BoxFuture<'static, Result<Opened>>),
-    Open(Opened),
+    Open(Box<Opened>),
 }
 
 struct Opened {
@@ -151,7 +151,7 @@ impl Line {
                     self.stage = Stage::Apart;
                     match opened {
                         Ok(opened) => {
-                            self.stage = Stage::Open(opened);
+                            self.stage = Stage::Open(Box::new(opened));
                             continue;
                         }
                         Err(error) => {

@@ -136,7 +136,8 @@ impl Session {
                 Command::Send(request) => {
                     if !self.line.send(request) {
                         self.line.leave();
-                        self.core.with(|state| state.membership.on_down(Instant::now()));
+                        self.core
+                            .with(|state| state.membership.on_down(Instant::now()));
                     }
                 }
                 Command::Close { doubt } => {

@@ -54,7 +54,10 @@ impl Topics {
         let topics = subscription.topics();
         Self {
             core: Arc::clone(core),
-            born: topics.iter().map(|(&id, topic)| (id, topic.partitions)).collect(),
+            born: topics
+                .iter()
+                .map(|(&id, topic)| (id, topic.partitions))
+                .collect(),
             subscription,
             plan,
             start,

@@ -19,7 +19,9 @@ enum State {
     Starting,
     Active,
     /// No target any more: what is handed out is finished.
-    Revoking { deadline: Instant },
+    Revoking {
+        deadline: Instant,
+    },
     /// Given up: no more of it concerns the program.
     Releasing {
         /// The stream that the request went out on.
@@ -92,7 +94,11 @@ impl Claim {
     /// The program works on something of it.
     pub(super) fn is_busy(&self) -> bool {
         let works = matches!(self.state, State::Active | State::Revoking { .. });
-        works && self.reading.as_ref().is_some_and(|reading| !reading.marks.is_clear())
+        works
+            && self
+                .reading
+                .as_ref()
+                .is_some_and(|reading| !reading.marks.is_clear())
     }
 
     /// When its state has to change.
@@ -566,7 +572,10 @@ impl Membership {
             return Vec::new();
         }
         let commit = |(place, claim): (&PartitionId, &Claim)| {
-            let reading = claim.reading.as_ref().filter(|reading| reading.is_dirty())?;
+            let reading = claim
+                .reading
+                .as_ref()
+                .filter(|reading| reading.is_dirty())?;
             // What is being released carries its offset.
             let open = matches!(claim.state, State::Active | State::Revoking { .. });
             open.then(|| v1::OffsetCommit {

@@ -43,8 +43,8 @@ use qute_proto::v1::{self, ErrorCode};
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
-pub(super) use claims::{Attached, Held, Refusal};
 use claims::Claim;
+pub(super) use claims::{Attached, Held, Refusal};
 
 /// Heartbeats go at this part of the session timeout, and no more seldom than [`HEARTBEAT_MAX`].
 const HEARTBEATS_PER_TIMEOUT: u32 = 3;
@@ -112,7 +112,9 @@ pub(super) enum Command {
     /// On the present stream.
     Send(Request),
     /// Ends the present stream. With `doubt` the coordinator at its other end may be none any more.
-    Close { doubt: bool },
+    Close {
+        doubt: bool,
+    },
     /// Finds where the partition begins, and attaches it: [`Membership::attach`].
     Attach {
         place: PartitionId,
@@ -360,7 +362,11 @@ impl Membership {
     /// What came on the stream of that number.
     pub(super) fn on_response(&mut self, number: u64, response: Response, now: Instant) {
         self.advance(now);
-        if self.stream.as_ref().is_none_or(|stream| stream.number != number) {
+        if self
+            .stream
+            .as_ref()
+            .is_none_or(|stream| stream.number != number)
+        {
             return;
         }
         match response {
@@ -424,7 +430,9 @@ impl Membership {
         match asked {
             Some(Asked::Release(claims)) => self.on_released(&claims, error, now),
             // What may yet be done is done on another stream.
-            Some(Asked::Leave) if error.is_some_and(|error| is_of_the_coordinator(error.code())) => {
+            Some(Asked::Leave)
+                if error.is_some_and(|error| is_of_the_coordinator(error.code())) =>
+            {
                 self.close();
             }
             Some(Asked::Leave) => {
@@ -577,7 +585,11 @@ impl Membership {
         )));
         self.life = Life::Suspended;
         self.deadline = None;
-        if self.stream.as_ref().is_some_and(|stream| stream.coordinator_epoch.is_none()) {
+        if self
+            .stream
+            .as_ref()
+            .is_some_and(|stream| stream.coordinator_epoch.is_none())
+        {
             self.close();
         }
     }
@@ -685,7 +697,10 @@ impl Membership {
 
     /// Final offsets go with it (S27).
     fn send_leave(&mut self, keep_place: bool) {
-        let joined = self.stream.as_ref().and_then(|stream| stream.coordinator_epoch);
+        let joined = self
+            .stream
+            .as_ref()
+            .and_then(|stream| stream.coordinator_epoch);
         if joined.is_none() {
             return;
         }
