@@ -22,13 +22,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 
 use crate::api::cluster::ClusterApi;
+use crate::api::groups::GroupsApi;
 use crate::api::log::LogService;
 use crate::api::peer::PeerApi;
 use crate::api::server;
 use crate::config::{self, Config};
 use crate::controller::{self, Controller, ControllerConfig, Foundation};
 use crate::env::{Clock, SystemClock};
-use crate::groups::GroupReplicas;
+use crate::groups::{Coordinators, GroupReplicas, Limits};
 use crate::http;
 use crate::partition::registry::Replicas;
 use crate::raft::{Groups, GroupsConfig, Identity, Peers};
@@ -100,6 +101,7 @@ pub struct Broker {
     group_replicas: GroupReplicas,
     controller: Controller,
     log_service: LogService,
+    groups_api: GroupsApi,
     watches: CancellationToken,
     /// Cuts the connections off, for an abrupt stop.
     severed: CancellationToken,
@@ -178,21 +180,37 @@ impl Broker {
                 records: Arc::new(replicas.clone()),
                 group_replicas: Arc::new(group_replicas.clone()),
                 gossip_socket: sockets.gossip,
-                clock,
+                clock: Arc::clone(&clock),
             },
         )?;
         let log_service = LogService::new(replicas.clone(), controller.directory());
+        let coordinators = Coordinators::start(
+            group_replicas.clone(),
+            controller.directory(),
+            controller.watch_view(),
+            clock,
+            group_limits(&config),
+        );
+        let groups_api = GroupsApi::new(controller.clone(), coordinators.clone());
         let watches = CancellationToken::new();
         let severed = CancellationToken::new();
         let incoming = severable(
             TcpIncoming::from(sockets.grpc).with_nodelay(Some(true)),
             severed.clone(),
         );
-        let grpc = serve_grpc(incoming, &controller, &log_service, watches.clone()).await?;
+        let grpc = serve_grpc(
+            incoming,
+            &controller,
+            &log_service,
+            &groups_api,
+            watches.clone(),
+        )
+        .await?;
         let status = Arc::new(Status {
             store: store.clone(),
             replicas: replicas.clone(),
             group_replicas: group_replicas.clone(),
+            coordinators,
             controller: controller.clone(),
         });
         let http = sockets.http.map(|listener| serve_http(listener, status));
@@ -212,6 +230,7 @@ impl Broker {
             group_replicas,
             controller,
             log_service,
+            groups_api,
             watches,
             severed,
             grpc,
@@ -294,7 +313,8 @@ impl Broker {
         );
         tracing::info!(leads = records + groups, "handed over");
         self.watches.cancel();
-        let streams = self.log_service.shutdown();
+        let streams =
+            futures::future::join(self.log_service.shutdown(), self.groups_api.shutdown());
         if tokio::time::timeout(DRAIN_DEADLINE, streams).await.is_err() {
             tracing::warn!("some client streams did not end in time");
         }
@@ -328,7 +348,8 @@ impl Broker {
             http.abort().await;
         }
         self.watches.cancel();
-        let streams = self.log_service.shutdown();
+        let streams =
+            futures::future::join(self.log_service.shutdown(), self.groups_api.shutdown());
         if tokio::time::timeout(DRAIN_DEADLINE, streams).await.is_err() {
             tracing::warn!("some client streams did not end in time");
         }
@@ -367,6 +388,17 @@ async fn open_store(config: &Config) -> Result<Store, StartError> {
     }
 }
 
+fn group_limits(config: &Config) -> Limits {
+    let count = |setting: u64| usize::try_from(setting).unwrap_or(usize::MAX);
+    Limits {
+        groups_max: count(config.groups_max),
+        members_max: count(config.group_members_max),
+        offsets_max: count(config.group_offsets_max),
+        offsets_retention: Duration::from_millis(config.group_offsets_retention_ms),
+        session_timeout_min: Duration::from_millis(config.group_session_timeout_min_ms),
+    }
+}
+
 /// S22: what is not known is kept and said.
 fn report_leftovers(store: &Store) {
     for path in store.unknown_dirs() {
@@ -378,6 +410,7 @@ async fn serve_grpc(
     incoming: impl Stream<Item = std::io::Result<Severable>> + Send + 'static,
     controller: &Controller,
     log: &LogService,
+    groups: &GroupsApi,
     watches: CancellationToken,
 ) -> Result<Listener, StartError> {
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -392,7 +425,8 @@ async fn serve_grpc(
         .add_service(reflection)
         .add_service(ClusterApi::new(controller.clone(), watches).server())
         .add_service(PeerApi::new(controller.clone()).server())
-        .add_service(log.server());
+        .add_service(log.server())
+        .add_service(groups.server());
     let (stop, stopped) = oneshot::channel::<()>();
     let task = tokio::spawn(async move {
         let served = router

@@ -79,6 +79,16 @@ pub struct Config {
     pub open_files_max: u64,
     /// Replicas that this broker opens at most; more are refused.
     pub replicas_max: u64,
+    /// Consumer groups that this broker coordinates at most; more are refused.
+    pub groups_max: u64,
+    /// Members of one group at most.
+    pub group_members_max: u64,
+    /// Committed offsets of one group at most.
+    pub group_offsets_max: u64,
+    /// How long committed offsets of a group without members are kept.
+    pub group_offsets_retention_ms: u64,
+    /// The shortest session timeout that a member may ask for.
+    pub group_session_timeout_min_ms: u64,
 }
 
 impl Default for Config {
@@ -102,6 +112,11 @@ impl Default for Config {
             raft_election_max_ms: 1000,
             open_files_max: 4096,
             replicas_max: 4000,
+            groups_max: 100_000,
+            group_members_max: 1000,
+            group_offsets_max: 10_000,
+            group_offsets_retention_ms: 7 * 24 * 60 * 60 * 1000,
+            group_session_timeout_min_ms: 1000,
         }
     }
 }
@@ -220,6 +235,18 @@ impl Config {
         }
         if self.open_files_max < 16 {
             return Err(invalid("open_files_max", "must be at least 16"));
+        }
+        if !(1..=60_000).contains(&self.group_members_max) {
+            return Err(invalid("group_members_max", "must lie between 1 and 60000"));
+        }
+        if self.group_offsets_retention_ms == 0 {
+            return Err(invalid("group_offsets_retention_ms", "must be at least 1"));
+        }
+        if !(100..=1_800_000).contains(&self.group_session_timeout_min_ms) {
+            return Err(invalid(
+                "group_session_timeout_min_ms",
+                "must lie between 100 ms and 30 minutes",
+            ));
         }
         Ok(())
     }
@@ -377,6 +404,8 @@ mod tests {
             (("QUTE_EXPECT", "three"), "whole number"),
             (("QUTE_EXPECT", "3"), "--seeds"),
             (("QUTE_SEGMENT_BYTES", "1"), "1 MiB"),
+            (("QUTE_GROUP_MEMBERS_MAX", "0"), "60000"),
+            (("QUTE_GROUP_SESSION_TIMEOUT_MIN_MS", "10"), "100 ms"),
         ] {
             let text = load(None, &[env], &[]).unwrap_err().to_string();
             assert!(text.contains(word), "{text}");

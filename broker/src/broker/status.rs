@@ -4,8 +4,8 @@ use qute_proto::ids::PartitionId;
 
 use crate::controller::Controller;
 use crate::controller::view::ClusterView;
-use crate::groups::GroupReplicas;
 use crate::groups::registry::partition_id;
+use crate::groups::{Coordinators, GroupReplicas};
 use crate::http;
 use crate::partition::registry::{Hosted, Replicas};
 use crate::raft::GroupHandle;
@@ -16,6 +16,7 @@ pub(super) struct Status {
     pub(super) store: Store,
     pub(super) replicas: Replicas,
     pub(super) group_replicas: GroupReplicas,
+    pub(super) coordinators: Coordinators,
     pub(super) controller: Controller,
 }
 
@@ -45,6 +46,13 @@ impl http::Status for Status {
         gauge("qute_storage_floor_bytes", &[], space.floor_bytes);
         gauge("qute_storage_cached_bytes", &[], self.store.cached_bytes());
         gauge("qute_cluster_index", &[], view.index);
+        let totals = self.coordinators.totals();
+        gauge("qute_groups", &[], totals.groups as u64);
+        gauge("qute_group_members", &[], totals.members as u64);
+        gauge("qute_group_offsets", &[], totals.offsets as u64);
+        gauge("qute_group_state_bytes", &[], totals.bytes as u64);
+        let sessions = self.coordinators.sessions();
+        gauge("qute_group_sessions", &[], sessions as u64);
         for (partition, hosted) in self.replicas.list() {
             let Hosted::Open(replica) = hosted else {
                 continue;

@@ -10,11 +10,14 @@
 //! | [`machine`] | the state machine of one `__groups` partition, and the view of its state |
 //! | [`registry`] | [`registry::GroupReplicas`]: the replicas of `__groups` on this broker |
 //! | [`replica`] | [`replica::GroupReplica`]: one of them: commands, confirmation, applied state |
+//! | [`coordinator`] | [`coordinator::Coordinators`]: sessions, deadlines, expiry, whom to ask for an assignment |
 
+pub mod coordinator;
 pub mod machine;
 pub mod registry;
 pub mod replica;
 pub mod state;
 
+pub use coordinator::{Coordinator, Coordinators, Limits, Member, Seat};
 pub use registry::GroupReplicas;
 pub use replica::GroupReplica;

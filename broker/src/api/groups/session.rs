@@ -1,0 +1,324 @@
+//! One session's stream: a join first, then whatever the member does; answers, acknowledgements and
+//! updates the other way.
+//!
+//! One task per stream:
+//!
+//! ```text
+//!  first message   coordinator found   joined, or waits for a stable name   confirmed by a round
+//!  ------------> join ------------> joining ---------------------------> member ------------> told
+//!     |             |                  |                                   |
+//!     '-------------+------------------+-- refused, coordinator ends ------+--> error, end of stream
+//!                                                                          '-- leave --> done, end
+//! ```
+//!
+//! Memory is bounded: commands wait in a short queue, behind which no request is read; what the
+//! coordinator has to say is kept once, the latest of each kind ([`crate::groups::coordinator::mailbox`]).
+//! Heartbeats overtake the member's own commands, or a slow command would cost it its session.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use prost::Message as _;
+use qute_proto::v1::session_request::Request;
+use qute_proto::v1::session_response::Response;
+use qute_proto::v1::{self, ErrorCode};
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use super::{ANSWER_BYTES_MAX, Shared, check};
+use crate::controller::proposer::error;
+use crate::groups::coordinator::mailbox::Letters;
+use crate::groups::{Member, Seat};
+
+/// How long a stream may be open without a join.
+const JOIN_WITHIN: Duration = Duration::from_secs(10);
+/// Commands and their outcomes that one stream holds; behind them nothing is read.
+const QUEUED_MAX: usize = 32;
+
+type Answers = mpsc::Sender<Result<v1::SessionResponse, Status>>;
+type Requests = Streaming<v1::SessionRequest>;
+
+/// Runs one stream until the session ends, the client is gone, or the broker stops.
+pub(super) async fn run(shared: Arc<Shared>, mut requests: Requests, answers: Answers) {
+    let stop = shared.stop.clone();
+    let session = async {
+        let member = match begin(&shared, &mut requests).await {
+            Ok(Some(member)) => member,
+            Ok(None) => return,
+            Err(refused) => return say(&answers, Response::Error(refused)).await,
+        };
+        Session::new(member).serve(&mut requests, &answers).await;
+    };
+    tokio::select! {
+        () = session => {}
+        () = stop.cancelled() => {
+            let text = "this broker is stopping: look for the coordinator anew";
+            let last = response(Response::Error(error(ErrorCode::NotReady, text)));
+            // A reader that is slow learns it from the end of the stream.
+            let _ = answers.try_send(Ok(last));
+        }
+    }
+}
+
+fn response(response: Response) -> v1::SessionResponse {
+    v1::SessionResponse {
+        response: Some(response),
+    }
+}
+
+async fn say(answers: &Answers, what: Response) {
+    // The client may be gone.
+    let _ = answers.send(Ok(response(what))).await;
+}
+
+/// Until the member has joined. `None`: the client is gone.
+async fn begin(shared: &Shared, requests: &mut Requests) -> Result<Option<Member>, v1::Error> {
+    let first = tokio::time::timeout(JOIN_WITHIN, requests.next()).await;
+    let first = first.map_err(|_| not_joined("nothing came for a while"))?;
+    let Some(Ok(first)) = first else {
+        return Ok(None);
+    };
+    let Some(Request::Join(join)) = first.request else {
+        return Err(not_joined("another message came first"));
+    };
+    check::join(&join, shared.coordinators.limits())?;
+    let joining = async {
+        let coordinator = shared.coordinator_of(&join.group).await?;
+        coordinator.join(&join).await
+    };
+    tokio::pin!(joining);
+    loop {
+        tokio::select! {
+            joined = &mut joining => return joined.map(Some),
+            // S27: one that waits for a stable name gives its place up by going away.
+            request = requests.next() => match request.and_then(Result::ok).map(|it| it.request) {
+                None | Some(Some(Request::Leave(_))) => return Ok(None),
+                Some(Some(Request::Heartbeat(_)) | None) => {}
+                Some(Some(_)) => return Err(not_joined("the member has not joined yet")),
+            },
+        }
+    }
+}
+
+fn not_joined(why: &str) -> v1::Error {
+    let text = format!("a session begins with a join, and waits for its answer: {why}");
+    error(ErrorCode::InvalidArgument, text)
+}
+
+/// The outcome of one command.
+struct Outcome {
+    done: v1::Done,
+    /// It was the last one.
+    is_leave: bool,
+}
+
+struct Session {
+    member: Member,
+    is_told: bool,
+    letters: Letters,
+    /// Commands are carried out one after the other, in the order they came.
+    queue: VecDeque<BoxFuture<'static, Outcome>>,
+    running: FuturesUnordered<BoxFuture<'static, Outcome>>,
+    outcomes: VecDeque<v1::Done>,
+    /// Nothing more is read.
+    is_deaf: bool,
+    /// The member leaves: the stream ends behind the last outcome.
+    is_leaving: bool,
+}
+
+impl Session {
+    fn new(member: Member) -> Self {
+        Self {
+            member,
+            is_told: false,
+            letters: Letters::default(),
+            queue: VecDeque::new(),
+            running: FuturesUnordered::new(),
+            outcomes: VecDeque::new(),
+            is_deaf: false,
+            is_leaving: false,
+        }
+    }
+
+    async fn serve(mut self, requests: &mut Requests, answers: &Answers) {
+        let mailbox = Arc::clone(self.member.mailbox());
+        loop {
+            if self.running.is_empty()
+                && let Some(next) = self.queue.pop_front()
+            {
+                self.running.push(next);
+            }
+            if self.is_over() {
+                return;
+            }
+            tokio::select! {
+                request = requests.next(), if self.may_read() => match request {
+                    Some(Ok(request)) => {
+                        if let Err(refused) = self.request(request) {
+                            return say(answers, Response::Error(refused)).await;
+                        }
+                    }
+                    // What was asked for is carried out all the same.
+                    Some(Err(_)) | None => self.is_deaf = true,
+                },
+                Some(outcome) = self.running.next(), if !self.running.is_empty() => {
+                    self.outcomes.push_back(outcome.done);
+                    self.is_leaving |= outcome.is_leave;
+                }
+                () = mailbox.arrived() => self.take(mailbox.take()),
+                room = answers.reserve(), if self.has_something_to_say() => {
+                    let Ok(room) = room else { return };
+                    let Some(next) = self.next_answer() else { continue };
+                    let is_last = matches!(next, Response::Error(_));
+                    room.send(Ok(response(next)));
+                    if is_last {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn may_read(&self) -> bool {
+        !self.is_deaf && self.queue.len() + self.outcomes.len() < QUEUED_MAX
+    }
+
+    /// Nothing is left to do or to say.
+    fn is_over(&self) -> bool {
+        let is_idle = self.running.is_empty() && self.queue.is_empty() && self.outcomes.is_empty();
+        is_idle && (self.is_leaving || self.is_deaf)
+    }
+
+    fn take(&mut self, new: Letters) {
+        self.letters.joined |= new.joined;
+        self.letters.concerned |= new.concerned;
+        self.letters.heartbeat = new.heartbeat.or(self.letters.heartbeat);
+        self.letters.ended = self.letters.ended.take().or(new.ended);
+    }
+
+    fn has_something_to_say(&self) -> bool {
+        let letters = &self.letters;
+        !self.outcomes.is_empty()
+            || letters.joined
+            || (self.is_told && (letters.concerned || letters.heartbeat.is_some()))
+            || (letters.ended.is_some() && !self.is_deaf)
+    }
+
+    fn next_answer(&mut self) -> Option<Response> {
+        if std::mem::take(&mut self.letters.joined) {
+            self.is_told = true;
+            return Some(Response::Joined(self.member.joined()));
+        }
+        if let Some(done) = self.outcomes.pop_front() {
+            return Some(Response::Done(done));
+        }
+        if self.is_told {
+            if let Some(sequence) = self.letters.heartbeat.take() {
+                return Some(Response::Heartbeat(v1::HeartbeatAck { sequence }));
+            }
+            if std::mem::take(&mut self.letters.concerned)
+                && let Some(update) = self.member.update()
+            {
+                return Some(Response::Update(fitted(update)));
+            }
+        }
+        if self.is_deaf {
+            // It is over anyway, once what was asked for is done.
+            return None;
+        }
+        self.letters.ended.take().map(Response::Error)
+    }
+
+    /// # Errors
+    /// The stream can't go on.
+    fn request(&mut self, request: v1::SessionRequest) -> Result<(), v1::Error> {
+        let Some(request) = request.request else {
+            // A kind of request that this broker does not know yet.
+            return Ok(());
+        };
+        let seat = self.member.seat().clone();
+        match request {
+            Request::Join(_) => {
+                let text = "a stream has one join: open another for another membership";
+                return Err(error(ErrorCode::InvalidArgument, text));
+            }
+            Request::Heartbeat(heartbeat) => self.member.heartbeat(heartbeat.sequence),
+            Request::Topics(subscribed) => {
+                let checked = check::subscriptions(&subscribed.topics);
+                let work = async move {
+                    checked?;
+                    seat.subscribe(subscribed.topics).await
+                };
+                self.enqueue(subscribed.correlation_id, false, work);
+            }
+            Request::Publish(publish) => {
+                let checked = check::publish(&publish);
+                let correlation_id = publish.correlation_id;
+                let work = async move {
+                    checked?;
+                    seat.publish(publish.generation, publish.assignment).await
+                };
+                self.enqueue(correlation_id, false, work);
+            }
+            Request::Release(release) => {
+                let checked = check::releases(&release.claims);
+                let work = async move {
+                    checked?;
+                    seat.release(release.claims).await
+                };
+                self.enqueue(release.correlation_id, false, work);
+            }
+            Request::Leave(leave) => {
+                self.is_deaf = true;
+                let correlation_id = leave.correlation_id;
+                self.enqueue(correlation_id, true, go(seat, leave));
+            }
+        }
+        Ok(())
+    }
+
+    fn enqueue(
+        &mut self,
+        correlation_id: u64,
+        is_leave: bool,
+        work: impl Future<Output = Result<(), v1::Error>> + Send + 'static,
+    ) {
+        self.queue.push_back(Box::pin(async move {
+            let error = work.await.err();
+            Outcome {
+                done: v1::Done {
+                    correlation_id,
+                    error,
+                },
+                is_leave,
+            }
+        }));
+    }
+}
+
+async fn go(seat: Seat, leave: v1::Leave) -> Result<(), v1::Error> {
+    check::releases(&leave.claims)?;
+    if leave.keep_place {
+        seat.keep_place(leave.claims).await
+    } else {
+        seat.leave(leave.claims).await
+    }
+}
+
+/// An update that a message can hold: offsets go without their metadata if there is too much of it.
+fn fitted(mut update: v1::GroupUpdate) -> v1::GroupUpdate {
+    if update.encoded_len() > ANSWER_BYTES_MAX {
+        let committed = update
+            .claims
+            .iter_mut()
+            .filter_map(|it| it.committed.as_mut());
+        for offset in committed {
+            offset.metadata.clear();
+        }
+    }
+    update
+}
