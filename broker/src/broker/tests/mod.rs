@@ -2,6 +2,7 @@
 
 mod cluster;
 mod following;
+mod groups;
 mod groups_topic;
 mod partitions;
 mod stopping;
