@@ -8,11 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qute_proto::ids::{PartitionId, TopicId};
-use qute_proto::v1::groups_client::GroupsClient;
 use qute_proto::v1::{self, ErrorCode};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tonic::transport::Channel;
 
 use super::coordinator::{Wanted, ask_coordinator};
 use super::core::{Core, State};
@@ -270,12 +268,7 @@ impl State {
 pub(super) async fn run_round(core: Arc<Core>, round: Round) -> RoundDone {
     let Round { request, deadline } = round;
     let wanted = Wanted::Group(Arc::clone(&core.group));
-    let asked = request.clone();
-    let commit = |mut client: GroupsClient<Channel>| {
-        let asked = asked.clone();
-        async move { client.commit_offsets(asked).await }
-    };
-    let result = ask_coordinator(&core.shared, wanted, deadline, commit).await;
+    let result = ask_coordinator(&core.shared, wanted, deadline, &request).await;
     RoundDone {
         request,
         result: result.map_err(Error::from),

@@ -331,28 +331,47 @@ async fn find_coordinator(
 }
 
 /// An answer that may be a refusal.
-pub(super) trait Answer {
+pub(super) trait Answer: Send + 'static {
     /// Why the whole call was refused.
     fn error(&self) -> Option<&v1::Error>;
 }
 
-macro_rules! answers {
-    ($($response:ident),* $(,)?) => {
-        $(impl Answer for v1::$response {
-            fn error(&self) -> Option<&v1::Error> {
-                self.error.as_ref()
+/// A call to a coordinator.
+pub(super) trait Request: Clone + Send + Sync + 'static {
+    type Answer: Answer;
+
+    fn ask(self, groups: GroupsClient<Channel>) -> Asking<Self::Answer>;
+}
+
+type Asking<R> = BoxFuture<'static, Result<Response<R>, Status>>;
+
+macro_rules! calls {
+    ($($call:ident: $request:ident -> $answer:ident,)*) => {
+        $(
+            impl Answer for v1::$answer {
+                fn error(&self) -> Option<&v1::Error> {
+                    self.error.as_ref()
+                }
             }
-        })*
+
+            impl Request for v1::$request {
+                type Answer = v1::$answer;
+
+                fn ask(self, mut groups: GroupsClient<Channel>) -> Asking<v1::$answer> {
+                    Box::pin(async move { groups.$call(self).await })
+                }
+            }
+        )*
     };
 }
 
-answers!(
-    CommitOffsetsResponse,
-    FetchOffsetsResponse,
-    ListGroupsResponse,
-    DescribeGroupResponse,
-    ResetOffsetsResponse,
-    DeleteGroupResponse,
+calls!(
+    commit_offsets: CommitOffsetsRequest -> CommitOffsetsResponse,
+    fetch_offsets: FetchOffsetsRequest -> FetchOffsetsResponse,
+    list_groups: ListGroupsRequest -> ListGroupsResponse,
+    describe_group: DescribeGroupRequest -> DescribeGroupResponse,
+    reset_offsets: ResetOffsetsRequest -> ResetOffsetsResponse,
+    delete_group: DeleteGroupRequest -> DeleteGroupResponse,
 );
 
 /// Why a call failed.
@@ -377,16 +396,12 @@ impl From<CallFailed> for Error {
 ///
 /// # Cancel safety
 /// Cancelled, the call may have been carried out.
-pub(super) async fn ask_coordinator<R, F>(
+pub(super) async fn ask_coordinator<R: Request>(
     shared: &Arc<Shared>,
     wanted: Wanted,
     deadline: Instant,
-    ask: impl Fn(GroupsClient<Channel>) -> F,
-) -> Result<R, CallFailed>
-where
-    R: Answer,
-    F: Future<Output = Result<Response<R>, Status>>,
-{
+    request: &R,
+) -> Result<R::Answer, CallFailed> {
     let mut route = CoordinatorRoute::new(Arc::clone(shared), wanted);
     let mut repeated = false;
     loop {
@@ -395,7 +410,8 @@ where
             .await
             .map_err(|error| CallFailed { error, repeated })?;
         let limit = deadline.min(Instant::now() + ANSWER_TIMEOUT);
-        let call = |channel| ask(groups_client(channel));
+        let request = request.clone();
+        let call = move |channel| request.ask(groups_client(channel));
         let connections = &shared.connections;
         let asked = connections.call(&coordinator.address, Lane::Control, limit, call);
         let answer = tokio::select! {

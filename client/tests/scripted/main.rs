@@ -11,6 +11,7 @@
 mod admin;
 mod consumer;
 mod fake;
+mod group_admin;
 mod handles;
 mod hooks;
 mod producer;

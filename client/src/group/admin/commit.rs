@@ -173,9 +173,7 @@ impl GroupAdmin {
             ..Default::default()
         };
         let wanted = Wanted::Group(group.into());
-        let asked = ask_coordinator(&self.shared, wanted, deadline, async |mut groups| {
-            groups.commit_offsets(request.clone()).await
-        });
+        let asked = ask_coordinator(&self.shared, wanted, deadline, &request);
         let response = asked.await?;
         if response.results.len() != offsets.len() {
             let message = "the coordinator left commits unanswered";

@@ -203,9 +203,7 @@ impl GroupAdmin {
                 limit: 0,
             };
             let wanted = Wanted::Partition(partition);
-            let asked = ask_coordinator(&self.shared, wanted, deadline, async |mut groups| {
-                groups.list_groups(request.clone()).await
-            });
+            let asked = ask_coordinator(&self.shared, wanted, deadline, &request);
             let page = asked.await?;
             let is_forward = |it: &v1::GroupListing| it.group > request.after;
             if page.more && !page.groups.last().is_some_and(is_forward) {
@@ -241,9 +239,7 @@ impl GroupAdmin {
             group: group.to_owned(),
         };
         let wanted = Wanted::Group(group.into());
-        let asked = ask_coordinator(&self.shared, wanted, deadline, async |mut groups| {
-            groups.describe_group(request.clone()).await
-        });
+        let asked = ask_coordinator(&self.shared, wanted, deadline, &request);
         let response = asked.await?;
         let topics = TopicsById::new(&self.shared.metadata.load());
         GroupDescription::told(response, &topics)
@@ -265,9 +261,7 @@ impl GroupAdmin {
             partitions: Vec::new(),
         };
         let wanted = Wanted::Group(group.into());
-        let asked = ask_coordinator(&self.shared, wanted, deadline, async |mut groups| {
-            groups.fetch_offsets(request.clone()).await
-        });
+        let asked = ask_coordinator(&self.shared, wanted, deadline, &request);
         let response = asked.await?;
         let topics = TopicsById::new(&self.shared.metadata.load());
         let offsets = response.offsets.into_iter();

@@ -86,9 +86,7 @@ impl GroupAdmin {
             group: group.to_owned(),
         };
         let wanted = Wanted::Group(group.into());
-        let deleted = ask_coordinator(&self.shared, wanted, deadline, async |mut groups| {
-            groups.delete_group(request.clone()).await
-        });
+        let deleted = ask_coordinator(&self.shared, wanted, deadline, &request);
         match deleted.await {
             Ok(_) => Ok(()),
             // By the attempt before.

@@ -296,9 +296,7 @@ impl PlannedReset {
             force: self.force,
         };
         let wanted = Wanted::Group(self.group.as_str().into());
-        let asked = ask_coordinator(&self.shared, wanted, deadline, async |mut groups| {
-            groups.reset_offsets(request.clone()).await
-        });
+        let asked = ask_coordinator(&self.shared, wanted, deadline, &request);
         asked.await?;
         Ok(())
     }

@@ -9,6 +9,7 @@
 
 mod cluster;
 pub mod fetch;
+pub mod groups;
 pub mod proxy;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -23,6 +24,7 @@ use qute_client::{Client, ClientConfig};
 use qute_proto::batch::BatchHeader;
 use qute_proto::ids::{ClusterId, TopicId};
 use qute_proto::v1::cluster_server::{Cluster, ClusterServer};
+use qute_proto::v1::groups_server::GroupsServer;
 use qute_proto::v1::log_server::{Log, LogServer};
 use qute_proto::v1::offset_query::Position;
 use qute_proto::v1::produce_response::Result as ProduceResult;
@@ -134,6 +136,7 @@ pub struct State {
     /// List-offsets calls refused by those that do not lead name nobody.
     pub hide_hints: bool,
     pub offset_calls: usize,
+    pub groups: groups::Script,
 }
 
 /// Metadata calls, watches not included.
@@ -204,6 +207,7 @@ impl Fake {
             clock_ms: 1,
             hide_hints: false,
             offset_calls: 0,
+            groups: groups::Script::default(),
         };
         let fake = Self {
             state: Arc::new(Mutex::new(state)),
@@ -220,7 +224,8 @@ impl Fake {
             tokio::spawn(
                 tonic::transport::Server::builder()
                     .add_service(ClusterServer::new(endpoint.clone()))
-                    .add_service(LogServer::new(endpoint))
+                    .add_service(LogServer::new(endpoint.clone()))
+                    .add_service(GroupsServer::new(endpoint))
                     .serve_with_incoming(TcpListenerStream::new(listener)),
             );
         }
@@ -376,7 +381,7 @@ fn topic_info(name: &str, (id, partitions): &(TopicId, Vec<Partition>)) -> v1::T
             })
             .collect(),
         config: HashMap::new(),
-        internal: false,
+        internal: name.starts_with("__"),
     }
 }
 
