@@ -122,7 +122,7 @@ impl Default for Config {
 }
 
 /// Environment variables that begin with `QUTE_` and belong to other programs.
-const FOREIGN_VARIABLES: &[&str] = &["QUTE_BOOTSTRAP", "QUTE_LOG"];
+const FOREIGN_VARIABLES: &[&str] = &["QUTE_BOOTSTRAP", "QUTE_CONFIG", "QUTE_CONTEXT", "QUTE_LOG"];
 /// Variables that begin so are read by programs that use the client.
 const CLIENT_PREFIX: &str = "QUTE_CLIENT_";
 
@@ -354,6 +354,8 @@ mod tests {
             &[
                 ("HOME", "/root"),
                 ("QUTE_BOOTSTRAP", "x:1"),
+                ("QUTE_CONFIG", "contexts.toml"),
+                ("QUTE_CONTEXT", "prod"),
                 ("QUTE_CLIENT_NAME", "a"),
             ],
             &[],

@@ -6,19 +6,27 @@ use qute_client::{Client, ClientConfig, Error, ErrorKind};
 
 use crate::args::Global;
 use crate::exit::{Exit, Failure};
+use crate::progress::waiting;
 use crate::suggest;
+use crate::target::Target;
 
 /// How long a failed command may look for the name that was meant.
 const SUGGESTION_TIMEOUT: Duration = Duration::from_secs(2);
 
-const NOBODY_THERE: &str = "is a broker running there? name others with -b HOST:PORT,..";
-
 /// The client's settings that the global flags ask for.
 ///
 /// # Errors
-/// The bootstrap list makes no sense.
+/// As [`Target::resolve`].
 pub fn config(global: &Global) -> Result<ClientConfig, Failure> {
-    let list = global.bootstrap.addresses().join(",");
+    config_for(&Target::resolve(global)?, global)
+}
+
+/// The same for these brokers.
+///
+/// # Errors
+/// The bootstrap list makes no sense.
+pub fn config_for(target: &Target, global: &Global) -> Result<ClientConfig, Failure> {
+    let list = target.bootstrap.addresses().join(",");
     let config = ClientConfig::new(&list).map_err(|error| failure(&error))?;
     let timeout = global.admin_timeout();
     Ok(config
@@ -32,27 +40,30 @@ pub fn config(global: &Global) -> Result<ClientConfig, Failure> {
 /// # Errors
 /// No broker of the bootstrap list answers; each is named.
 pub async fn connect(global: &Global) -> Result<Client, Failure> {
-    let connected = Client::connect_with(config(global)?).await;
-    connected.map_err(|error| nobody_answers(&error, global))
+    let target = Target::resolve(global)?;
+    let connecting = Client::connect_with(config_for(&target, global)?);
+    let whom = target.bootstrap.addresses().join(", ");
+    let connected = waiting(format!("connecting to {whom}"), connecting).await;
+    connected.map_err(|error| nobody_answers(&error, &target))
 }
 
 /// How the failure to reach anybody ends a command: every endpoint is named, also those that
 /// just kept silent. Refused at once is exit 1, a deadline that passed is 3.
 #[must_use]
-pub fn nobody_answers(error: &Error, global: &Global) -> Failure {
+pub fn nobody_answers(error: &Error, target: &Target) -> Failure {
     let mut told = failure(error);
     if error.kind() == ErrorKind::Unreachable {
         told.exit = Exit::Error;
     }
     if matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Timeout) {
-        told.hint = Some(NOBODY_THERE.to_owned());
+        told.hint = Some(target.advice());
         let unnamed = |endpoint: &&String| {
             let failures = error.endpoints();
             failures
                 .iter()
                 .all(|failure| failure.endpoint != **endpoint)
         };
-        let silent: Vec<&str> = global
+        let silent: Vec<&str> = target
             .bootstrap
             .addresses()
             .iter()
@@ -117,7 +128,9 @@ fn exit_of(error: &Error) -> Exit {
 fn hint_of(error: &Error) -> Option<String> {
     let topic = error.topic().unwrap_or("NAME");
     Some(match error.kind() {
-        ErrorKind::Unreachable => NOBODY_THERE.to_owned(),
+        ErrorKind::Unreachable => {
+            "`qute doctor` says which brokers can be reached from here".to_owned()
+        }
         ErrorKind::Timeout | ErrorKind::NoLeader | ErrorKind::NotReady => {
             "`qute cluster info` and `qute cluster brokers` show who is missing; \
              --timeout allows more time"

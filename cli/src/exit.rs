@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use crate::terminal::{self, Painter};
+
 /// The exit codes of `qute`. Scripts depend on the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -68,30 +70,45 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// The line that is said about it.
+    #[must_use]
+    pub fn told(&self, painter: Painter) -> String {
+        let hint = self
+            .hint
+            .as_ref()
+            .map(|hint| format!("; {}", OneLine(hint)));
+        format!(
+            "{} {}{}",
+            painter.paint(terminal::BAD, "error:"),
+            OneLine(&self.message),
+            hint.unwrap_or_default()
+        )
+    }
+}
+
 impl fmt::Display for Failure {
-    /// One line, whatever the message holds: a name from the network must not break the terminal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("error: ")?;
-        one_line(&self.message, f)?;
-        if let Some(hint) = &self.hint {
-            f.write_str("; ")?;
-            one_line(hint, f)?;
-        }
-        Ok(())
+        f.write_str(&self.told(Painter::plain()))
     }
 }
 
 impl std::error::Error for Failure {}
 
-fn one_line(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    for c in text.chars() {
-        match c {
-            '\n' => f.write_str(" ")?,
-            c if c.is_control() => write!(f, "{}", c.escape_default())?,
-            c => fmt::Write::write_char(f, c)?,
+/// One line, whatever the text holds: a name from the network must not break the terminal.
+struct OneLine<'a>(&'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '\n' => f.write_str(" ")?,
+                c if c.is_control() => write!(f, "{}", c.escape_default())?,
+                c => fmt::Write::write_char(f, c)?,
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

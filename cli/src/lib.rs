@@ -7,6 +7,8 @@
 //! | [`args`] | the command line, checked before anything connects |
 //! | [`text`] | the small languages in it: formats, positions, durations |
 //! | [`commands`] | one module per command |
+//! | [`target`] | which cluster is meant, and who said so |
+//! | [`contexts`] | saved clusters |
 //! | [`connection`] | reaching the cluster; what its errors mean here |
 //! | [`lines`] | standard input, split into lines |
 //! | [`sink`] | standard output for streams of records |
@@ -24,6 +26,7 @@
 pub mod args;
 pub mod commands;
 pub mod connection;
+pub mod contexts;
 pub mod exit;
 pub mod interrupt;
 pub mod lines;
@@ -32,13 +35,14 @@ pub mod output;
 pub mod progress;
 pub mod sink;
 pub mod suggest;
+pub mod target;
 pub mod terminal;
 pub mod text;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 
 use args::{Cli, Command, Global};
 use exit::{Exit, Failure};
@@ -46,7 +50,7 @@ use interrupt::Interrupt;
 
 /// Runs `qute` with these arguments, the program's name first.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(args) {
+    let cli = match Cli::read(args) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version come this way too, with exit code 0. A closed output is no news.
@@ -57,7 +61,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match run(cli) {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            output::say(&failure);
+            output::say(failure.told(terminal::Painter::stderr()));
             failure.exit.into()
         }
     }
@@ -67,6 +71,7 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
     match cli.command {
         Command::PartitionOf(args) => commands::partition_of::run(&args),
         Command::Completion { shell } => completion(shell),
+        Command::Context(command) => commands::context::run(command, &cli.global),
         command => {
             let quiet = match &command {
                 Command::Dev(_) => "warn,openraft=error,foca=error",
@@ -96,6 +101,7 @@ async fn connected(command: Command, global: &Global) -> Result<Exit, Failure> {
         Command::Cluster(command) => commands::cluster::run(command, global).await,
         Command::Top(args) => commands::top::run(args, global, &interrupt).await,
         Command::Bench(command) => commands::bench::run(command, global, &interrupt).await,
+        Command::Context(command) => commands::context::run(command, global),
         Command::PartitionOf(args) => commands::partition_of::run(&args),
         Command::Completion { shell } => completion(shell),
     }

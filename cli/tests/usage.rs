@@ -6,13 +6,19 @@
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-fn qute(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_qute"))
-        .args(args)
+/// The binary, without anything that the environment of the test has to say about it.
+fn binary() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_qute"));
+    command
         .env_remove("QUTE_BOOTSTRAP")
-        .stdin(std::process::Stdio::null())
-        .output()
-        .unwrap()
+        .env_remove("QUTE_CONTEXT")
+        .env("QUTE_CONFIG", "/nowhere/contexts.toml")
+        .stdin(std::process::Stdio::null());
+    command
+}
+
+fn qute(args: &[&str]) -> Output {
+    binary().args(args).output().unwrap()
 }
 
 fn code(output: &Output) -> i32 {
@@ -154,7 +160,7 @@ fn silent_endpoint_is_named_when_the_deadline_passes() {
 fn bootstrap_comes_from_the_environment_unless_given() {
     let [a, b] = dead_endpoints();
     let run = |args: &[&str]| {
-        Command::new(env!("CARGO_BIN_EXE_qute"))
+        binary()
             .args(args)
             .args(["--timeout", "500ms"])
             .env("QUTE_BOOTSTRAP", &a)
@@ -164,6 +170,82 @@ fn bootstrap_comes_from_the_environment_unless_given() {
     assert!(err(&run(&["topic", "list"])).contains(&a));
     let given = run(&["topic", "list", "-b", &b]);
     assert!(err(&given).contains(&b) && !err(&given).contains(&a));
+}
+
+#[test]
+fn contexts_are_saved_used_shown_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("qute").join("contexts.toml");
+    let run = |args: &[&str]| {
+        binary()
+            .env("QUTE_CONFIG", &file)
+            .args(args)
+            .output()
+            .unwrap()
+    };
+    let json = |args: &[&str]| -> serde_json::Value {
+        let output = run(&[args, &["--output", "json"]].concat());
+        assert_eq!(code(&output), 0, "{args:?}: {output:?}");
+        serde_json::from_str(out(&output)).unwrap()
+    };
+    let [a, b] = dead_endpoints();
+    assert_eq!(json(&["context", "show"])["source"], "default");
+    assert_eq!(json(&["context", "add", "prod", &a])["current"], true);
+    assert_eq!(json(&["context", "add", "dev", &b])["current"], false);
+    let list = json(&["context", "list"]);
+    assert_eq!(
+        list,
+        serde_json::json!([
+            {"name": "dev", "bootstrap": [b], "current": false},
+            {"name": "prod", "bootstrap": [a], "current": true},
+        ])
+    );
+    // Commands go where it says, and name the context when nobody is there.
+    let asked = run(&["topic", "list", "--timeout", "500ms"]);
+    assert!(
+        err(&asked).contains(&a) && err(&asked).contains("'prod'"),
+        "{asked:?}"
+    );
+    let asked = run(&["topic", "list", "--timeout", "500ms", "--context", "dev"]);
+    assert!(err(&asked).contains(&b), "{asked:?}");
+    let shown = json(&["context", "show", "-b", "h:1"]);
+    assert_eq!(
+        (&shown["source"], &shown["name"]),
+        (&"flag".into(), &serde_json::Value::Null)
+    );
+
+    let again = run(&["context", "add", "prod", &b]);
+    assert_eq!(code(&again), 1);
+    assert!(err(&again).contains("--replace"), "{again:?}");
+    let unknown = run(&["context", "use", "prdo"]);
+    assert_eq!(code(&unknown), 2);
+    assert!(
+        err(&unknown).contains("did you mean 'prod'?"),
+        "{unknown:?}"
+    );
+    assert_eq!(code(&run(&["context", "remove", "prod"])), 0);
+    assert_eq!(json(&["context", "show"])["source"], "default");
+
+    std::fs::write(&file, "current = 5\n").unwrap();
+    let broken = run(&["topic", "list"]);
+    assert_eq!(code(&broken), 1);
+    assert!(err(&broken).contains("line 1"), "{broken:?}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "current = 5\n");
+}
+
+#[test]
+fn typing_errors_of_commands_and_flags_are_answered_with_suggestions() {
+    for (args, says) in [
+        (&["topci", "list"][..], "'topic'"),
+        (&["topic", "lst"], "'list'"),
+        (&["topic", "list", "--outptu", "json"], "'--output'"),
+        (&["topic", "list", "--output", "jsno"], "'json'"),
+        (&["completion", "bsh"], "'bash'"),
+    ] {
+        let output = qute(args);
+        assert_eq!(code(&output), 2);
+        assert!(err(&output).contains(says), "{args:?}: {}", err(&output));
+    }
 }
 
 #[test]

@@ -5,23 +5,29 @@
 mod bench;
 mod cluster;
 mod consume;
+mod context;
 mod dev;
 mod partition_of;
 mod produce;
 mod top;
 mod topic;
 
+use std::ffi::OsString;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{
+    ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
+};
 use clap_complete::Shell;
 use qute_client::Bootstrap;
 
+use crate::target::Given;
 use crate::text::duration;
 
 pub use bench::{Bench, BenchLoad};
 pub use cluster::Cluster;
 pub use consume::Consume;
+pub use context::Context;
 pub use dev::Dev;
 pub use partition_of::PartitionOf;
 pub use produce::{Compression, Delimiter, Produce, Source};
@@ -55,7 +61,7 @@ pub struct Cli {
 /// Flags that may stand before or after the command.
 #[derive(Clone, Debug, Args)]
 pub struct Global {
-    /// Brokers to ask first; any one of them is enough
+    /// Brokers to ask first; any one of them is enough [default: those of the context in use, else 127.0.0.1:7700]
     #[arg(
         short,
         long,
@@ -63,10 +69,20 @@ pub struct Global {
         env = "QUTE_BOOTSTRAP",
         hide_env_values = true,
         help_heading = EVERYWHERE,
-        default_value = DEFAULT_BOOTSTRAP,
         value_name = "HOST:PORT,.."
     )]
-    pub bootstrap: Bootstrap,
+    pub bootstrap: Option<Bootstrap>,
+
+    /// The saved cluster to talk to (see `qute context`)
+    #[arg(
+        long,
+        global = true,
+        env = "QUTE_CONTEXT",
+        hide_env_values = true,
+        help_heading = EVERYWHERE,
+        value_name = "NAME"
+    )]
+    pub context: Option<String>,
 
     /// Limit of each admin call (default 10s) and of each record's delivery (default 120s)
     #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "DURATION", value_parser = duration::parse_limit)]
@@ -79,6 +95,26 @@ pub struct Global {
     /// Say more on standard error; twice for more still
     #[arg(short, long, global = true, help_heading = EVERYWHERE, action = ArgAction::Count)]
     pub verbose: u8,
+
+    /// Which of `-b` and `--context` are flags, not variables.
+    #[arg(skip)]
+    pub given: Given,
+}
+
+impl Cli {
+    /// Reads the command line, the program's name first.
+    ///
+    /// # Errors
+    /// It is wrong, or asks for help or the version.
+    pub fn read<T>(args: impl IntoIterator<Item = T>) -> Result<Self, clap::Error>
+    where
+        T: Into<OsString> + Clone,
+    {
+        let matches = Self::command().try_get_matches_from(args)?;
+        let mut cli = Self::from_arg_matches(&matches)?;
+        cli.global.given = Given::of(&matches);
+        Ok(cli)
+    }
 }
 
 impl Global {
@@ -128,6 +164,9 @@ pub enum Command {
     /// Put load on the cluster and measure it
     #[command(subcommand)]
     Bench(Bench),
+    /// Save clusters under names, and choose which one commands talk to
+    #[command(subcommand)]
+    Context(Context),
     /// Print the partition that a key belongs to, offline
     PartitionOf(PartitionOf),
     /// Print a completion script for a shell
@@ -138,19 +177,23 @@ pub enum Command {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::CommandFactory as _;
+pub(crate) mod tests {
     use clap::error::ErrorKind;
 
     use super::*;
 
     /// What `clap` makes of `qute ARGS`.
-    pub(super) fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(std::iter::once("qute").chain(args.iter().copied()))
+    pub(crate) fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::read(std::iter::once("qute").chain(args.iter().copied()))
+    }
+
+    /// The flags of every command, from these ones.
+    pub(crate) fn global(flags: &[&str]) -> Global {
+        parse(&[flags, &["topic", "list"]].concat()).unwrap().global
     }
 
     /// Each of these command lines ends with exit code 2.
-    pub(super) fn assert_usage_errors(lines: &[&[&str]]) {
+    pub(crate) fn assert_usage_errors(lines: &[&[&str]]) {
         for args in lines {
             let error = parse(args).expect_err(&format!("{args:?}"));
             assert_eq!(error.exit_code(), 2, "{args:?}: {error}");
@@ -200,7 +243,7 @@ mod tests {
             ],
         ] {
             let global = parse(args).unwrap().global;
-            assert_eq!(global.bootstrap.addresses(), ["h:1", "i:2"]);
+            assert_eq!(global.bootstrap.unwrap().addresses(), ["h:1", "i:2"]);
             assert_eq!(global.timeout, Some(Duration::from_secs(5)));
             assert_eq!(global.output, Output::Json);
             assert_eq!(global.verbose, 1);

@@ -3,9 +3,11 @@
 use qute_client::{Client, ClusterInfo};
 
 use crate::args::{self, Global};
-use crate::connection::{config, failure, nobody_answers};
+use crate::connection::{config_for, failure, nobody_answers};
 use crate::exit::{Exit, Failure};
 use crate::output::{self, Broker, Cluster};
+use crate::progress::waiting;
+use crate::target::Target;
 
 /// Runs the command.
 ///
@@ -13,11 +15,11 @@ use crate::output::{self, Broker, Cluster};
 /// Nobody answers, or (for `info`) the cluster is not complete.
 pub async fn run(command: args::Cluster, global: &Global) -> Result<Exit, Failure> {
     // No view is waited for: a cluster that is still forming has none, and may be asked.
-    let client = Client::lazy(config(global)?).map_err(|error| failure(&error))?;
-    let info = client
-        .cluster_info()
+    let target = Target::resolve(global)?;
+    let client = Client::lazy(config_for(&target, global)?).map_err(|error| failure(&error))?;
+    let info = waiting("asking the brokers", client.cluster_info())
         .await
-        .map_err(|error| nobody_answers(&error, global))?;
+        .map_err(|error| nobody_answers(&error, &target))?;
     match command {
         args::Cluster::Info => {
             output::print(&described(&info), global.output)?;

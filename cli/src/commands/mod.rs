@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod cluster;
 pub mod consume;
+pub mod context;
 pub mod dev;
 pub mod partition_of;
 pub mod produce;

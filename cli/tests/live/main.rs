@@ -23,6 +23,7 @@ fn qute(cluster: &Cluster, args: &[&str]) -> Command {
     command
         .args(args)
         .env("QUTE_BOOTSTRAP", cluster.bootstrap())
+        .env("QUTE_CONFIG", "/nowhere/contexts.toml")
         .env_remove("QUTE_LOG")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

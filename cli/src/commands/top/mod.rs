@@ -27,9 +27,10 @@ use std::time::Duration;
 use qute_client::Client;
 
 use crate::args::{Global, Output, Top};
-use crate::connection::{config, nobody_answers};
+use crate::connection::{config_for, nobody_answers};
 use crate::exit::{Exit, Failure};
 use crate::interrupt::Interrupt;
+use crate::target::Target;
 use crate::terminal;
 use look::Looker;
 use picture::Picture;
@@ -43,9 +44,10 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 /// Nobody answers, or the terminal can't be driven.
 pub async fn run(args: Top, global: &Global, interrupt: &Interrupt) -> Result<Exit, Failure> {
     let timeout = global.timeout.unwrap_or(CALL_TIMEOUT);
-    let connecting = Client::connect_with(config(global)?.call_timeout(timeout));
+    let target = Target::resolve(global)?;
+    let connecting = Client::connect_with(config_for(&target, global)?.call_timeout(timeout));
     let client = tokio::select! {
-        connected = connecting => connected.map_err(|error| nobody_answers(&error, global))?,
+        connected = connecting => connected.map_err(|error| nobody_answers(&error, &target))?,
         () = interrupt.wait() => return Ok(Exit::Done),
     };
     let live = !args.once && global.output == Output::Table && terminal::stdout_is_terminal();
@@ -60,7 +62,7 @@ pub async fn run(args: Top, global: &Global, interrupt: &Interrupt) -> Result<Ex
         Ok(Picture::between(Some(&before), &now))
     };
     let picture = tokio::select! {
-        picture = looks => picture.map_err(|error| nobody_answers(&error, global))?,
+        picture = looks => picture.map_err(|error| nobody_answers(&error, &target))?,
         () = interrupt.wait() => return Ok(Exit::Done),
     };
     plain::print(&picture, global.output)
