@@ -107,6 +107,10 @@ pub enum ErrorKind {
     /// left the group. It joins again when the program asks for the next event; give it more time, or
     /// smaller batches.
     ProcessingLimit,
+    /// A handler of the program failed on a record as often as it is tried; [`Error::record`] is that
+    /// record, the source what the handler said. Correct the handler, or have such records set aside
+    /// ([`crate::group::RunPolicy::dead_letters`]).
+    HandlerFailed,
     /// The handle was closed or dropped, or the runtime that it was made in has ended: make a new one.
     Closed,
     /// The broker sent something that this client does not understand: bring both to versions that

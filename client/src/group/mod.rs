@@ -14,6 +14,7 @@
 //! | `session.rs`, `line.rs` | the task that keeps the session; the stream to the coordinator |
 //! | `topics.rs` | the topics of a member: where claims begin, their readers |
 //! | `commit.rs` | [`CommitMode`]; commits, one round at a time |
+//! | `handler/` | [`RunPolicy`]: a function of the program called for each record |
 //! | `subscription.rs` | which topics a member reads, by the latest view (pure) |
 //! | `watermark.rs` | what has been acknowledged of a claimed partition (pure) |
 
@@ -28,6 +29,7 @@ mod control;
 mod coordinator;
 mod core;
 mod event;
+mod handler;
 mod line;
 mod membership;
 mod session;
@@ -50,4 +52,5 @@ pub use control::{GroupControl, GroupPosition};
 pub use event::{
     Assigned, GroupEvent, GroupEvent as Event, Lost, LostReason, Revoking, TopicPartition,
 };
+pub use handler::{HandlerError, RunPolicy, RunReport};
 pub use qute_proto::ids::{MemberId, PartitionId};

@@ -12,6 +12,7 @@ mod admin;
 mod consumer;
 mod fake;
 mod group_admin;
+mod group_handler;
 mod handles;
 mod hooks;
 mod producer;
