@@ -232,7 +232,8 @@ impl State {
             // Whatever it was: it is to be committed still, unless it was lost.
             commits.dirty = true;
         }
-        let again = failures.iter().any(Error::is_retriable);
+        let passes = |error: &Error| error.is_retriable() || error.kind() == ErrorKind::Internal;
+        let again = failures.iter().any(passes);
         let nobody_waits = commits.in_round.is_empty();
         for waiter in std::mem::take(&mut commits.in_round) {
             if again && now < waiter.until {
@@ -252,7 +253,7 @@ impl State {
                 error.kind(),
                 ErrorKind::ClaimFenced | ErrorKind::UnknownMember
             );
-            !error.is_retriable() && !told_otherwise
+            !passes(error) && !told_otherwise
         };
         if nobody_waits
             && !commits.failure_told

@@ -439,8 +439,9 @@ pub(super) async fn ask_coordinator<R: Request>(
             }
         };
         let (error, may_be_done) = failed;
-        // A version that has no groups does not get them by being asked again.
-        if !error.is_retriable() {
+        // A version that has no groups does not get them by being asked again. A connection that breaks
+        // may say that something is wrong inside.
+        if !error.is_retriable() && error.kind() != ErrorKind::Internal {
             return Err(CallFailed { error, repeated });
         }
         repeated |= may_be_done;

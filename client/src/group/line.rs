@@ -141,9 +141,9 @@ impl Line {
                             self.stage = Stage::Opening(Box::pin(opening));
                             continue;
                         }
+                        Err(error) if is_final(&error) => return Turn::Lost(error),
                         // The search goes on.
-                        Err(error) if error.is_retriable() => return Turn::Broken(error),
-                        Err(error) => return Turn::Lost(error),
+                        Err(error) => return Turn::Broken(error),
                     }
                 }
                 Stage::Opening(opening) => {
@@ -155,12 +155,8 @@ impl Line {
                             continue;
                         }
                         Err(error) => {
-                            let lost = matches!(
-                                error.kind(),
-                                ErrorKind::Protocol | ErrorKind::WrongCluster
-                            );
                             self.failed(error.clone());
-                            match lost {
+                            match is_final(&error) {
                                 true => Turn::Lost(error),
                                 false => Turn::Broken(error),
                             }
@@ -201,6 +197,11 @@ impl Line {
             return turn;
         }
     }
+}
+
+/// A connection that breaks may say that something is wrong inside, so that is not.
+fn is_final(error: &Error) -> bool {
+    !error.is_retriable() && error.kind() != ErrorKind::Internal
 }
 
 fn broken(core: &Core, opened: &Opened, status: &Status) -> Error {
