@@ -11,6 +11,7 @@
 mod admin;
 mod consumer;
 mod fake;
+mod group;
 mod group_admin;
 mod group_handler;
 mod handles;
