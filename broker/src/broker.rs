@@ -297,9 +297,11 @@ impl Broker {
     pub async fn fatal(&self) -> String {
         let mut controller = self.controller.watch_fatal();
         let mut refused = self.peers.watch_refused();
+        let mut groups = self.groups_api.coordinators().watch_fatal();
         tokio::select! {
             reason = some(&mut controller) => reason,
             reason = some(&mut refused) => reason,
+            reason = some(&mut groups) => reason,
         }
     }
 

@@ -216,6 +216,12 @@ impl GroupsApi {
         }
     }
 
+    /// What it serves.
+    #[must_use]
+    pub fn coordinators(&self) -> &Coordinators {
+        &self.shared.coordinators
+    }
+
     /// The tonic server, with its limits set.
     #[must_use]
     pub fn server(&self) -> GroupsServer<Self> {

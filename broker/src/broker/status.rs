@@ -47,7 +47,7 @@ impl http::Status for Status {
         gauge("qute_storage_cached_bytes", &[], self.store.cached_bytes());
         gauge("qute_cluster_index", &[], view.index);
         let totals = self.coordinators.totals();
-        gauge("qute_groups", &[], totals.groups as u64);
+        gauge("qute_groups_coordinated", &[], totals.groups as u64);
         gauge("qute_group_members", &[], totals.members as u64);
         gauge("qute_group_offsets", &[], totals.offsets as u64);
         gauge("qute_group_state_bytes", &[], totals.bytes as u64);

@@ -28,6 +28,11 @@ const EXPIRIES_AT_ONCE: usize = 64;
 /// Between two looks at what has changed, at least: a burst makes one update for each member.
 const CHANGES_PAUSE: Duration = Duration::from_millis(5);
 
+/// And that much more for each member that may have to be told: about what an update costs.
+const UPDATE_COST: Duration = Duration::from_micros(50);
+/// Groups that are taken in without a break.
+const GROUPS_AT_ONCE: usize = 128;
+
 type Expired = (Name, Vec<(MemberId, u64)>);
 
 /// Runs until the replica leads no more in the coordinator's term. Returns why. Calls `began` once it
@@ -82,18 +87,29 @@ pub(super) async fn drive(coordinator: &Arc<Coordinator>, began: impl FnOnce()) 
                 expired.extend(coordinator.tick());
             }
             changed = replica.state().changed(), if pause.is_none() => {
-                match changed {
-                    Changed::All => coordinator.refresh_all(),
-                    Changed::Groups(names) => {
-                        names.iter().for_each(|name| coordinator.refresh(name));
-                    }
-                }
-                pause = Some(Instant::now() + CHANGES_PAUSE);
+                let told = refresh(coordinator, changed).await;
+                pause = Some(Instant::now() + CHANGES_PAUSE + UPDATE_COST * told);
             }
             () = until(pause), if pause.is_some() => pause = None,
             () = coordinator.work.notified() => {}
         }
     }
+}
+
+/// Takes in what has changed. Returns how many members may have something to be told.
+async fn refresh(coordinator: &Coordinator, changed: Changed) -> u32 {
+    let names = match changed {
+        Changed::All => coordinator.groups(),
+        Changed::Groups(names) => names.into_iter().collect(),
+    };
+    let mut told = 0;
+    for some in names.chunks(GROUPS_AT_ONCE) {
+        let counts = some.iter().map(|name| coordinator.refresh(name));
+        told += counts.sum::<usize>();
+        // Others want the thread, too.
+        tokio::task::yield_now().await;
+    }
+    u32::try_from(told).unwrap_or(u32::MAX)
 }
 
 async fn until(end: Option<Instant>) {

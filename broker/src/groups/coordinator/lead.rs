@@ -35,6 +35,7 @@ const SUBSCRIPTIONS_MAX: usize = 100_000;
 pub(super) enum Turn {
     Come,
     Displaced,
+    NoQuorum,
 }
 
 /// Who waits for a round.
@@ -69,12 +70,16 @@ impl Live {
         }
     }
 
-    fn deliver(&mut self, synced: &Synced) {
-        for session in &synced.ended {
+    /// Those whose membership is over.
+    fn end_all(&mut self, ended: &[SessionId]) {
+        for session in ended {
             let text = "the membership has ended: the member has expired, left, or joined anew";
             self.end(*session, &error(ErrorCode::UnknownMember, text));
         }
-        for session in &synced.concerned {
+    }
+
+    fn tell(&self, concerned: &[SessionId]) {
+        for session in concerned {
             if let Some(mailbox) = self.mailboxes.get(session) {
                 mailbox.put(|letters| letters.concerned = true);
             }
@@ -213,43 +218,56 @@ impl Coordinator {
     pub(super) fn begin(&self) {
         // What changed before is in the picture.
         let _ = self.replica.state().take_changed();
-        let names: Vec<Name> = self.read(|groups| {
-            let with_members = groups
-                .iter_after("")
-                .filter(|(_, it)| !it.members().is_empty());
-            with_members.map(|(name, _)| Arc::clone(name)).collect()
-        });
+        let names = self.with_members();
         for name in &names {
-            self.refresh(name);
+            self.take_in(name);
         }
     }
 
-    /// Takes in what is applied of one group.
-    pub(super) fn refresh(&self, name: &Name) {
+    /// Takes in what is applied of one group. Its members are not told yet: the driver does that, for
+    /// many changes at once.
+    pub(super) fn sync(&self, name: &Name) -> Synced {
+        let synced = self.take_in(name);
+        if synced.raised {
+            metrics::counter!("qute_group_generations_total").increment(1);
+        }
+        synced
+    }
+
+    fn take_in(&self, name: &Name) -> Synced {
         let mut live = self.live.lock();
         // Inside of the lock, so that pictures come in order.
         let picture = self.read(|groups| groups.get(name).map(picture));
         let synced = live.sessions.sync(Instant::now(), name, picture.as_ref());
-        live.deliver(&synced);
+        live.end_all(&synced.ended);
         drop(live);
-        if synced.raised {
-            metrics::counter!("qute_group_generations_total").increment(1);
-        }
         self.moved.send_replace(());
+        synced
     }
 
-    /// Takes in what is applied of all groups, those that have gone included.
-    pub(super) fn refresh_all(&self) {
+    /// Takes in what is applied of one group, and lets its members look. Returns how many may have
+    /// something to be told.
+    pub(super) fn refresh(&self, name: &Name) -> usize {
+        let synced = self.sync(name);
+        self.live.lock().tell(&synced.concerned);
+        synced.concerned.len()
+    }
+
+    /// All groups that have members, and those that had.
+    pub(super) fn groups(&self) -> Vec<Name> {
         let mut names = self.live.lock().sessions.groups();
+        names.extend(self.with_members());
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    fn with_members(&self) -> Vec<Name> {
         self.read(|groups| {
-            let with_members = groups
-                .iter_after("")
-                .filter(|(_, it)| !it.members().is_empty());
-            names.extend(with_members.map(|(name, _)| Arc::clone(name)));
-        });
-        for name in &names {
-            self.refresh(name);
-        }
+            let groups = groups.iter_after("");
+            let with_members = groups.filter(|(_, group)| !group.members().is_empty());
+            with_members.map(|(name, _)| Arc::clone(name)).collect()
+        })
     }
 
     /// S26: what the round that begins now is to answer; `None`: nobody. Heartbeats alone wait for a
@@ -285,8 +303,8 @@ impl Coordinator {
         }
     }
 
-    /// The round has found no quorum: members look for another coordinator, readers try again.
-    /// Leases run on.
+    /// The round has found no quorum: members and joins look for another coordinator, readers try
+    /// again. Leases run on.
     pub(super) fn unconfirmed(&self, pending: Pending, refused: &v1::Error) {
         for reader in pending.readers {
             let _ = reader.send(Err(refused.clone()));
@@ -296,6 +314,11 @@ impl Coordinator {
         for (session, mailbox) in mailboxes {
             live.sessions.detach(Instant::now(), session);
             mailbox.end(refused);
+        }
+        for (waiter, turn) in std::mem::take(&mut live.waiters) {
+            live.sessions.unwait(waiter);
+            // It may have given up.
+            let _ = turn.send(Turn::NoQuorum);
         }
     }
 
@@ -324,7 +347,7 @@ impl Coordinator {
 
     /// The proposal of an expiry has come to its end: the state says what came of it.
     pub(super) fn expiry_ended(&self, name: &Name, members: &[(MemberId, u64)]) {
-        self.refresh(name);
+        self.sync(name);
         let mut live = self.live.lock();
         live.sessions.expiry_ended(Instant::now(), name, members);
         drop(live);
@@ -375,7 +398,7 @@ impl Coordinator {
     }
 
     pub(super) fn join_ended(&self, applicant: &Applicant, replaces: Option<(MemberId, u64)>) {
-        self.refresh(&applicant.group);
+        self.sync(&applicant.group);
         let mut live = self.live.lock();
         live.sessions
             .join_ended(Instant::now(), applicant, replaces);

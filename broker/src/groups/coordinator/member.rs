@@ -18,6 +18,7 @@ use super::lead::{Coordinator, Place, Turn};
 use super::mailbox::Mailbox;
 use super::sessions::{Applicant, Decision, SessionId, WaiterId};
 use crate::controller::proposer::error;
+use crate::groups::replica;
 
 /// How long a join that is told to come again waits, if nothing moves before.
 const AGAIN_WITHIN: Duration = Duration::from_secs(1);
@@ -108,6 +109,10 @@ impl Coordinator {
                     match turn.await {
                         Ok(Turn::Come) => {}
                         Ok(Turn::Displaced) => return Err(displaced(&applicant)),
+                        Ok(Turn::NoQuorum) => {
+                            let refused = replica::Error::NotReady;
+                            return Err(self.office.refusal(&refused, self.partition()));
+                        }
                         Err(_ended) => return Err(self.ended()),
                     }
                     continue;

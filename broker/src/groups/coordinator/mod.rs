@@ -66,6 +66,7 @@ pub struct Coordinators {
     view: watch::Receiver<Arc<ClusterView>>,
     stop: CancellationToken,
     tasks: TaskTracker,
+    fatal: watch::Sender<Option<String>>,
 }
 
 impl Coordinators {
@@ -89,6 +90,7 @@ impl Coordinators {
             view,
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            fatal: watch::Sender::new(None),
         };
         let following = coordinators.clone();
         coordinators.spawn(async move { following.follow_all().await });
@@ -157,6 +159,12 @@ impl Coordinators {
         led.values().map(|it| it.sessions()).sum()
     }
 
+    /// Set when the broker can't go on, with what to tell the operator.
+    #[must_use]
+    pub fn watch_fatal(&self) -> watch::Receiver<Option<String>> {
+        self.fatal.subscribe()
+    }
+
     /// Ends all of them: members are told to look elsewhere.
     pub async fn shutdown(&self) {
         self.stop.cancel();
@@ -166,10 +174,20 @@ impl Coordinators {
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
-        self.tasks.spawn(async move {
+        let task = tokio::spawn(async move {
             tokio::select! {
                 () = work => {}
                 () = stop.cancelled() => {}
+            }
+        });
+        // A task that panics surfaces.
+        let fatal = self.fatal.clone();
+        self.tasks.spawn(async move {
+            if let Err(error) = task.await
+                && error.is_panic()
+            {
+                let text = format!("a task that coordinates groups has panicked: {error}");
+                fatal.send_replace(Some(text));
             }
         });
     }

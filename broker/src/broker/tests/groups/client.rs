@@ -235,6 +235,14 @@ impl Member {
         self.update.assign.clone().unwrap()
     }
 
+    /// Waits for the task of a group of so many members.
+    pub(super) async fn asked_about(&mut self, members: usize) -> v1::AssignTask {
+        let is_it = |task: &v1::AssignTask| task.members.len() == members;
+        self.until(|it| it.update.assign.as_ref().is_some_and(is_it))
+            .await;
+        self.asked().await
+    }
+
     /// Publishes who gets what.
     pub(super) async fn publish(
         &mut self,

@@ -16,9 +16,8 @@ async fn s26_members_go_on_under_a_new_coordinator_and_nobody_expires_before_a_f
     let at = coordinator(&cluster, "g").await;
     let mut member = Member::start(&cluster, at, join("g", FOREVER_MS)).await;
     let lost = Member::start(&cluster, at, join("g", 5000)).await;
-    let task = member.asked().await;
+    let task = member.asked_about(2).await;
     let id = member.join.member_id.clone();
-    assert_eq!(task.members.len(), 2);
     assert_eq!(
         member
             .publish(task.generation, &[(&id, &[0, 1, 2, 3])])
@@ -31,13 +30,13 @@ async fn s26_members_go_on_under_a_new_coordinator_and_nobody_expires_before_a_f
     let (claims, generation) = (member.claims(), member.update.generation);
     let epoch = member.joined.unwrap().coordinator_epoch;
 
+    let killed = tokio::time::Instant::now();
     cluster.abort(at).await;
     while !member.is_over {
         member.next().await;
     }
     let next = coordinator(&cluster, "g").await;
     assert_ne!(next, at);
-    let began = tokio::time::Instant::now();
     // The session goes on: no new generation, the same claims, the commit kept.
     let mut resumed = Member::start(&cluster, next, member.join.clone()).await;
     assert!(resumed.joined.unwrap().coordinator_epoch > epoch);
@@ -48,7 +47,7 @@ async fn s26_members_go_on_under_a_new_coordinator_and_nobody_expires_before_a_f
     assert_eq!(outcomes(&answer), [Ok(43)]);
     // The one that does not come back gets a whole timeout of its own.
     resumed.until(|it| it.update.generation > generation).await;
-    assert!(began.elapsed() + Duration::from_secs(1) >= Duration::from_secs(5));
+    assert!(killed.elapsed() >= Duration::from_secs(5));
     let members = describe(&cluster, next, "g").await.members;
     assert!(members.iter().all(|it| it.member_id != lost.join.member_id));
     cluster.shutdown().await;
