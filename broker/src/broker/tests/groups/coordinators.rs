@@ -103,6 +103,7 @@ async fn commits_survive_coordinators_that_are_killed_one_after_the_other() {
     for _ in 0..3 {
         let at = coordinator(&cluster, "g").await;
         let mut client = groups(&cluster, at).await;
+        let (committing, committed_so_far) = tokio::sync::watch::channel(0_u64);
         let killing = async {
             for offset in acknowledged + 1.. {
                 let request = v1::CommitOffsetsRequest {
@@ -118,6 +119,7 @@ async fn commits_survive_coordinators_that_are_killed_one_after_the_other() {
                     Ok(answer) if answer.get_ref().error.is_none() => {
                         assert_eq!(outcomes(answer.get_ref()), [Ok(offset)]);
                         acknowledged = offset;
+                        committing.send_modify(|count| *count += 1);
                     }
                     _ => return,
                 }
@@ -125,7 +127,8 @@ async fn commits_survive_coordinators_that_are_killed_one_after_the_other() {
         };
         let broker = cluster.brokers[at].take().unwrap();
         let aborting = async {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            let mut committed = committed_so_far;
+            committed.wait_for(|count| *count >= 20).await.unwrap();
             broker.abort().await;
         };
         tokio::time::timeout(LONG, async { tokio::join!(killing, aborting) })
