@@ -46,6 +46,8 @@ pub type HandlerError = Box<dyn std::error::Error + Send + Sync>;
 /// Leaving takes this long at most.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
+type Observer = dyn Fn(&GroupEvent) + Send + Sync;
+
 /// How [`GroupConsumer::run`] calls handlers.
 #[derive(Clone)]
 pub struct RunPolicy {
@@ -56,7 +58,7 @@ pub struct RunPolicy {
     partitions_at_once: usize,
     stop_timeout: Duration,
     dead_letters: Option<(DeadLetter, Producer)>,
-    observer: Option<Arc<dyn Fn(&GroupEvent) + Send + Sync>>,
+    observer: Option<Arc<Observer>>,
 }
 
 impl Default for RunPolicy {
