@@ -49,7 +49,10 @@ pub(super) async fn run(shared: Arc<Shared>, mut requests: Requests, answers: An
         let member = match begin(&shared, &mut requests).await {
             Ok(Some(member)) => member,
             Ok(None) => return,
-            Err(refused) => return say(&answers, Response::Error(refused)).await,
+            Err(NoMember::Refused(refused)) => {
+                return say(&answers, Response::Error(refused)).await;
+            }
+            Err(NoMember::Broken(status)) => return end(&answers, status).await,
         };
         Session::new(member).serve(&mut requests, &answers).await;
     };
@@ -75,15 +78,32 @@ async fn say(answers: &Answers, what: Response) {
     let _ = answers.send(Ok(response(what))).await;
 }
 
+/// The stream can't be read any further; the client may be gone, or speak in riddles.
+async fn end(answers: &Answers, status: Status) {
+    let _ = answers.send(Err(status)).await;
+}
+
+/// Why nobody has joined.
+enum NoMember {
+    Refused(v1::Error),
+    Broken(Status),
+}
+
+impl From<v1::Error> for NoMember {
+    fn from(refused: v1::Error) -> Self {
+        Self::Refused(refused)
+    }
+}
+
 /// Until the member has joined. `None`: the client is gone.
-async fn begin(shared: &Shared, requests: &mut Requests) -> Result<Option<Member>, v1::Error> {
+async fn begin(shared: &Shared, requests: &mut Requests) -> Result<Option<Member>, NoMember> {
     let first = tokio::time::timeout(JOIN_WITHIN, requests.next()).await;
     let first = first.map_err(|_| not_joined("nothing came for a while"))?;
-    let Some(Ok(first)) = first else {
+    let Some(first) = first else {
         return Ok(None);
     };
-    let Some(Request::Join(join)) = first.request else {
-        return Err(not_joined("another message came first"));
+    let Some(Request::Join(join)) = first.map_err(NoMember::Broken)?.request else {
+        return Err(not_joined("another message came first").into());
     };
     check::join(&join, shared.coordinators.limits())?;
     let joining = async {
@@ -93,12 +113,15 @@ async fn begin(shared: &Shared, requests: &mut Requests) -> Result<Option<Member
     tokio::pin!(joining);
     loop {
         tokio::select! {
-            joined = &mut joining => return joined.map(Some),
+            joined = &mut joining => return Ok(Some(joined?)),
             // S27: one that waits for a stable name gives its place up by going away.
-            request = requests.next() => match request.and_then(Result::ok).map(|it| it.request) {
-                None | Some(Some(Request::Leave(_))) => return Ok(None),
-                Some(Some(Request::Heartbeat(_)) | None) => {}
-                Some(Some(_)) => return Err(not_joined("the member has not joined yet")),
+            request = requests.next() => match request.transpose().map_err(NoMember::Broken)? {
+                None => return Ok(None),
+                Some(request) => match request.request {
+                    Some(Request::Leave(_)) => return Ok(None),
+                    Some(Request::Heartbeat(_)) | None => {}
+                    Some(_) => return Err(not_joined("the member has not joined yet").into()),
+                },
             },
         }
     }
@@ -126,6 +149,8 @@ struct Session {
     outcomes: VecDeque<v1::Done>,
     /// Nothing more is read.
     is_deaf: bool,
+    /// Why, if the stream could not be read.
+    broken: Option<Status>,
     /// The member leaves: the stream ends behind the last outcome.
     is_leaving: bool,
 }
@@ -140,6 +165,7 @@ impl Session {
             running: FuturesUnordered::new(),
             outcomes: VecDeque::new(),
             is_deaf: false,
+            broken: None,
             is_leaving: false,
         }
     }
@@ -153,6 +179,9 @@ impl Session {
                 self.running.push(next);
             }
             if self.is_over() {
+                if let Some(status) = self.broken.take() {
+                    end(answers, status).await;
+                }
                 return;
             }
             tokio::select! {
@@ -163,7 +192,8 @@ impl Session {
                         }
                     }
                     // What was asked for is carried out all the same.
-                    Some(Err(_)) | None => self.is_deaf = true,
+                    Some(Err(status)) => (self.is_deaf, self.broken) = (true, Some(status)),
+                    None => self.is_deaf = true,
                 },
                 Some(outcome) = self.running.next(), if !self.running.is_empty() => {
                     self.outcomes.push_back(outcome.done);

@@ -490,6 +490,22 @@ impl Coordinator {
         Err(error(ErrorCode::GroupLimit, text))
     }
 
+    /// Whether a group may assign so many partitions: as many as it may keep offsets of, so that what
+    /// is released can always be committed.
+    ///
+    /// # Errors
+    /// `GROUP_LIMIT`.
+    pub(super) fn check_assigned(&self, partitions: usize) -> Result<(), v1::Error> {
+        let most = self.office.limits.offsets_max;
+        if partitions <= most {
+            return Ok(());
+        }
+        let text = format!(
+            "an assignment of {partitions} partitions, {most} are allowed (`group_offsets_max`)"
+        );
+        Err(error(ErrorCode::GroupLimit, text))
+    }
+
     /// Whether there may be a group of this name.
     ///
     /// # Errors

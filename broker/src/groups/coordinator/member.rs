@@ -150,6 +150,10 @@ impl Coordinator {
         drop(proposed);
         match outcome {
             Ok(_) => {
+                tracing::debug!(
+                    group = &*applicant.group, member = %applicant.id, epoch = applicant.epoch,
+                    instance = &*applicant.instance, client = join.client, "joined"
+                );
                 if replaces.is_some() {
                     metrics::counter!("qute_group_takeovers_total").increment(1);
                 }
@@ -290,12 +294,16 @@ impl Seat {
     /// Publishes an assignment for a generation, once.
     ///
     /// # Errors
-    /// As [`Coordinator::command`]; `STALE_GENERATION`.
+    /// As [`Coordinator::command`]; `STALE_GENERATION`; `GROUP_LIMIT` for more partitions than the
+    /// group may keep offsets of.
     pub async fn publish(
         &self,
         generation: u64,
         assignment: Vec<v1::MemberAssignment>,
     ) -> Result<(), v1::Error> {
+        let of_members = assignment.iter().flat_map(|it| &it.partitions);
+        self.coordinator
+            .check_assigned(of_members.map(|it| it.partitions.len()).sum())?;
         let command = Command::Publish(PublishAssignment {
             group: self.applicant.group.to_string(),
             member_id: self.applicant.id.to_wire(),
@@ -310,7 +318,6 @@ impl Seat {
     /// # Errors
     /// As [`Coordinator::command`]; of several refused claims the first one's.
     pub async fn release(&self, claims: Vec<v1::ClaimRelease>) -> Result<(), v1::Error> {
-        self.check_finals(&claims)?;
         let command = Command::Release(ReleaseClaims {
             group: self.applicant.group.to_string(),
             member_id: self.applicant.id.to_wire(),
@@ -325,7 +332,6 @@ impl Seat {
     /// # Errors
     /// As [`release`](Self::release).
     pub async fn leave(&self, claims: Vec<v1::ClaimRelease>) -> Result<(), v1::Error> {
-        self.check_finals(&claims)?;
         let command = Command::Leave(LeaveMember {
             group: self.applicant.group.to_string(),
             member_id: self.applicant.id.to_wire(),
@@ -341,7 +347,6 @@ impl Seat {
     /// As [`Coordinator::command`]: the final offsets were not committed, and the session is not
     /// closed. Of several refused offsets the first one's error, with the session closed.
     pub async fn keep_place(&self, claims: Vec<v1::ClaimRelease>) -> Result<(), v1::Error> {
-        self.check_finals(&claims)?;
         let finals: Vec<v1::OffsetCommit> = claims.into_iter().filter_map(final_offset).collect();
         let mut outcome = Ok(());
         if !finals.is_empty() {
@@ -358,12 +363,6 @@ impl Seat {
         }
         self.coordinator.close(self.session);
         outcome
-    }
-
-    fn check_finals(&self, claims: &[v1::ClaimRelease]) -> Result<(), v1::Error> {
-        let partitions = claims.iter().map(|it| (&*it.topic_id, it.partition));
-        self.coordinator
-            .check_offsets(&self.applicant.group, partitions)
     }
 }
 

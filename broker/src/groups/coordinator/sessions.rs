@@ -202,7 +202,7 @@ impl Sessions {
     pub fn sync(&mut self, now: Instant, name: &Name, picture: Option<&Picture>) -> Synced {
         let now = self.clock.read(now);
         let Some(picture) = picture.filter(|picture| !picture.members.is_empty()) else {
-            return self.dissolve(name);
+            return self.dissolve(now, name);
         };
         let mut synced = Synced::default();
         let group = self.groups.entry(name.clone()).or_default();
@@ -210,7 +210,7 @@ impl Sessions {
         let present: HashSet<MemberId> = group.order.iter().copied().collect();
         let gone: Vec<MemberId> = group.leases.keys().copied().collect();
         for member in gone.into_iter().filter(|member| !present.contains(member)) {
-            synced.ended.extend(self.end_lease(name, member));
+            synced.ended.extend(self.end_lease(now, name, member));
         }
         for member in &picture.members {
             synced.ended.extend(self.take_in(now, name, member));
@@ -226,7 +226,7 @@ impl Sessions {
     }
 
     /// The group has no members any more.
-    fn dissolve(&mut self, name: &Name) -> Synced {
+    fn dissolve(&mut self, now: Moment, name: &Name) -> Synced {
         let mut synced = Synced::default();
         let Some(group) = self.groups.get_mut(name) else {
             return synced;
@@ -237,7 +237,7 @@ impl Sessions {
             self.asks.remove(&(due, name.clone()));
         }
         for member in members {
-            synced.ended.extend(self.end_lease(name, member));
+            synced.ended.extend(self.end_lease(now, name, member));
         }
         self.drop_if_idle(name);
         synced
@@ -508,12 +508,19 @@ impl Sessions {
             return;
         }
         lease.session = None;
-        let before = group.asking.as_ref().and_then(Asking::due);
-        if let Some(asking) = &mut group.asking {
-            asking.detached(member, now);
-        }
-        let after = group.asking.as_ref().and_then(Asking::due);
-        self.reindex_ask(&name, before, after);
+        self.without_session(now, &name, member);
+    }
+
+    /// If the member has been asked for an assignment, another is to be.
+    fn without_session(&mut self, now: Moment, name: &Name, member: MemberId) {
+        let group = self.groups.get_mut(name);
+        let Some(asking) = group.and_then(|group| group.asking.as_mut()) else {
+            return;
+        };
+        let before = asking.due();
+        asking.detached(member, now);
+        let after = asking.due();
+        self.reindex_ask(name, before, after);
     }
 
     /// The member leaves and keeps its place for a session timeout, for whoever joins under its stable
@@ -662,8 +669,10 @@ impl Sessions {
         self.sessions.is_empty()
     }
 
-    fn end_lease(&mut self, name: &Name, member: MemberId) -> Option<SessionId> {
-        let lease = self.groups.get_mut(name)?.leases.remove(&member)?;
+    fn end_lease(&mut self, now: Moment, name: &Name, member: MemberId) -> Option<SessionId> {
+        let group = self.groups.get_mut(name)?;
+        let lease = group.leases.remove(&member)?;
+        self.without_session(now, name, member);
         self.deadlines
             .remove(&(lease.deadline, name.clone(), member));
         self.forget_session(lease.session?);

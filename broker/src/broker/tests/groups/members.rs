@@ -304,3 +304,32 @@ async fn garbage_on_a_session_stream_is_refused_and_harms_nobody() {
     assert_eq!(good.error, None);
     cluster.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn burst_of_members_settles_on_one_assignment_that_all_are_told() {
+    let cluster = start().await;
+    let at = coordinator(&cluster, "g").await;
+    let starting = (0..20).map(|_| Member::start(&cluster, at, join("g", FOREVER_MS)));
+    let mut members = futures::future::join_all(starting).await;
+    let ids: Vec<Bytes> = members.iter().map(|it| it.join.member_id.clone()).collect();
+    // The oldest publishes, whoever that is.
+    let oldest = describe(&cluster, at, "g").await.members[0]
+        .member_id
+        .clone();
+    let publisher = ids.iter().position(|id| *id == oldest).unwrap();
+    let task = members[publisher].asked_about(20).await;
+    assert_eq!(task.generation, 20);
+    let numbers: Vec<u32> = (0..4).collect();
+    let shares: Vec<(&Bytes, &[u32])> = ids.iter().zip(numbers.chunks(1)).collect();
+    let published = members[publisher].publish(task.generation, &shares).await;
+    assert_eq!(published, None);
+    for (nth, member) in members.iter_mut().enumerate() {
+        member.until(|it| it.update.assigned_generation == 20).await;
+        let claims = member.claims();
+        match numbers.get(nth) {
+            Some(partition) => assert_eq!(claims, [(*partition, 1)]),
+            None => assert_eq!(claims, []),
+        }
+    }
+    cluster.shutdown().await;
+}
