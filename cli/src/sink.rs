@@ -74,7 +74,8 @@ impl Sink {
         Ok(Self::over(io::stdout().as_fd().try_clone_to_owned()?)?)
     }
 
-    fn over(fd: OwnedFd) -> io::Result<(Self, ReaderLeft)> {
+    /// Any descriptor.
+    pub(crate) fn over(fd: OwnedFd) -> io::Result<(Self, ReaderLeft)> {
         let (jobs, received) = mpsc::channel();
         let (left, reader_left) = oneshot::channel();
         let watched = fd.try_clone()?;

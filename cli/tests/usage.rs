@@ -57,10 +57,13 @@ fn usage_errors_exit_2_with_nothing_on_stdout() {
         (&["topic", "add-partitions", "t", "0"], "0 is not in 1.."),
         (&["topic", "list", "--timeout", "10"], "5s, 500ms or 7d"),
         (&["topic", "list", "-b", "nowhere:x"], "host:port"),
-        (&["consume", "t", "--output", "json"], "jsonl"),
+        (
+            &["consume", "t", "--output", "json", "-f", "%v"],
+            "--output json",
+        ),
         (
             &["consume", "t", "--output", "jsonl", "-f", "%v"],
-            "--output jsonl",
+            "--output json",
         ),
     ] {
         let output = qute(args);

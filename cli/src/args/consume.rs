@@ -10,7 +10,8 @@ use crate::text::position::{self, Position};
 #[command(
     after_help = "@TIME is RFC 3339 (@2026-01-31T12:00:00Z), Unix milliseconds, or relative (@-1h); \
                         it is looked up by the time at which brokers stored the records.\n\
-                        With --output jsonl each record is a line of JSON."
+                        With --output jsonl each record is a line of JSON, with --output json all are one array; what is \
+                        no UTF-8 is {\"base64\": \"...\"}."
 )]
 pub struct Consume {
     /// The topic to read

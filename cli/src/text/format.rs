@@ -4,8 +4,6 @@
 //! milliseconds, `%h` headers (`a=1,b=2`), `%%`. Escapes: `\n \t \r \0 \\`. Keys and values come
 //! out byte for byte; one that is absent prints nothing.
 
-use std::io::Write as _;
-
 use qute_proto::batch::RecordHeader;
 
 use super::escape;
@@ -144,9 +142,24 @@ fn escaped(after: Option<char>) -> Result<u8, String> {
     }
 }
 
-fn decimal(number: impl std::fmt::Display, out: &mut Vec<u8>) {
-    // Writing into a vector cannot fail.
-    let _ = write!(out, "{number}");
+/// Digits by hand: formatting machinery costs more than all else that a record of a few bytes does.
+fn decimal(number: impl Into<i128>, out: &mut Vec<u8>) {
+    let number: i128 = number.into();
+    if number < 0 {
+        out.push(b'-');
+    }
+    let mut rest = u64::try_from(number.unsigned_abs()).unwrap_or(u64::MAX);
+    let mut digits = [b'0'; 20];
+    let mut first = digits.len();
+    for (place, digit) in digits.iter_mut().enumerate().rev() {
+        *digit = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+        rest /= 10;
+        first = place;
+        if rest == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(digits.get(first..).unwrap_or_default());
 }
 
 fn headers(headers: &[RecordHeader], out: &mut Vec<u8>) {
@@ -194,6 +207,25 @@ mod tests {
             render(r"%t %p %o %k %v %T %h %%\t\0\\\r\n", &record),
             b"flights 3 42 N725MQ a\xffb 1700000000123 source=x,empty= %\t\0\\\r\n".to_vec()
         );
+    }
+
+    #[test]
+    fn render_of_numbers_prints_the_largest_and_the_smallest() {
+        let record = Fields {
+            partition: u32::MAX,
+            offset: u64::MAX,
+            timestamp_ms: i64::MIN,
+            ..RECORD
+        };
+        let printed = format!("{} {} {}", u32::MAX, u64::MAX, i64::MIN);
+        assert_eq!(render("%p %o %T", &record), printed.into_bytes());
+        let record = Fields {
+            partition: 0,
+            offset: 10,
+            timestamp_ms: -1,
+            ..RECORD
+        };
+        assert_eq!(render("%p %o %T", &record), b"0 10 -1".to_vec());
     }
 
     #[test]

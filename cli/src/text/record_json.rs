@@ -1,4 +1,4 @@
-//! A record as one JSON object a line (`--output jsonl`).
+//! A record as one JSON object (`--output jsonl` and `json`).
 //!
 //! Keys and values are strings where they are UTF-8, `{"base64": "..."}` where they are not, and
 //! null where they are absent, so that every record can be told from every other.
@@ -45,7 +45,7 @@ impl Serialize for Binary<'_> {
     }
 }
 
-/// Appends the record and a newline to `out`.
+/// Appends the record to `out`, without a newline.
 pub fn render(record: &Fields<'_>, out: &mut Vec<u8>) {
     let line = Line {
         topic: record.topic,
@@ -64,8 +64,7 @@ pub fn render(record: &Fields<'_>, out: &mut Vec<u8>) {
             .collect(),
     };
     // Strings and numbers into a vector: neither can fail.
-    let _ = serde_json::to_writer(&mut *out, &line);
-    out.push(b'\n');
+    let _ = serde_json::to_writer(out, &line);
 }
 
 #[cfg(test)]
@@ -89,6 +88,7 @@ mod tests {
         };
         let mut out = Vec::new();
         render(&record, &mut out);
+        out.push(b'\n');
         record.key = Some(b"a\n\"");
         record.value = Some(b"\xff\x00");
         record.headers = &[];
@@ -96,8 +96,7 @@ mod tests {
         let expected = concat!(
             r#"{"topic":"t","partition":1,"offset":2,"timestamp_ms":-3,"key":null,"value":"","headers":[{"name":"h","value":null}]}"#,
             "\n",
-            r#"{"topic":"t","partition":1,"offset":2,"timestamp_ms":-3,"key":"a\n\"","value":{"base64":"/wA="},"headers":[]}"#,
-            "\n"
+            r#"{"topic":"t","partition":1,"offset":2,"timestamp_ms":-3,"key":"a\n\"","value":{"base64":"/wA="},"headers":[]}"#
         );
         assert_eq!(String::from_utf8(out).unwrap(), expected);
     }
