@@ -40,6 +40,18 @@ pub struct Consume {
     #[arg(short, long = "partition", value_name = "N", value_delimiter = ',')]
     pub partitions: Vec<u32>,
 
+    /// Read as a member of this consumer group: from where it has committed, else from -o
+    #[arg(short, long, value_name = "GROUP", conflicts_with = "partitions")]
+    pub group: Option<String>,
+
+    /// A static member of this name: a successor under the same name gets the same partitions
+    #[arg(long, value_name = "NAME", requires = "group")]
+    pub instance: Option<String>,
+
+    /// TOPIC is a regular expression, and all topics that it matches somewhere are read
+    #[arg(long, requires = "group")]
+    pub regex: bool,
+
     /// How a record is printed: %t %p %o %k %v %T %h %% and \n \t \r \0 \\ [default: %v\n]
     #[arg(
         short,
@@ -90,7 +102,10 @@ mod tests {
             &["consume", "t", "-o", "@-5"],
             &["consume", "t", "-n", "-1"],
             &["consume"],
-            &["consume", "t", "-g", "group"],
+            &["consume", "t", "-g"],
+            &["consume", "t", "-g", "group", "-p", "0"],
+            &["consume", "t", "--instance", "a"],
+            &["consume", "t", "--regex"],
         ]);
     }
 }

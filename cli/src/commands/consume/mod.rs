@@ -11,14 +11,17 @@
 //! | `session.rs` | the loop over a source, signals, and how it ends |
 //! | `outlet.rs` | buffers on their way out, and the receipts of what is written |
 //! | `printer.rs` | how a record becomes bytes |
+//! | `group.rs`, `ends.rs` | `-g`: as a member of a group; where `-e` ends there |
 
+mod ends;
+mod group;
 mod outlet;
 mod printer;
 mod session;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use qute_client::{BatchConsumer, OutOfRange, Position as Start};
 
 use crate::args::{Consume, Global};
@@ -26,7 +29,7 @@ use crate::connection::{connect, explain};
 use crate::exit::{Exit, Failure};
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
-use crate::sink::Sink;
+use crate::sink::{self, Sink};
 use crate::text::position::Position;
 use outlet::Outlet;
 use printer::Printer;
@@ -38,22 +41,41 @@ use session::{Item, Session, Source};
 /// A wrong combination of flags, an unknown topic or partition, no leader until the deadline.
 pub async fn run(args: Consume, global: &Global, interrupt: &Interrupt) -> Result<Exit, Failure> {
     let printer = Printer::new(args.format.clone(), global.output)?;
-    let opened = tokio::select! {
-        opened = open(&args, global) => opened?,
+    let Some(group) = &args.group else {
+        let source = tokio::select! {
+            opened = open(&args, global) => Topic(opened?),
+            () = interrupt.wait() => return Ok(Exit::Done),
+        };
+        let session = session(source, printer, &args);
+        return match session {
+            Ok(mut session) => session.run(interrupt).await,
+            Err(error) => error.ending(),
+        };
+    };
+    let source = tokio::select! {
+        joined = group::join(group, &args, global) => joined?,
         () = interrupt.wait() => return Ok(Exit::Done),
     };
-    let (sink, reader_left) = match Sink::stdout() {
-        Ok(sink) => sink,
+    let mut session = match session(source, printer, &args) {
+        Ok(session) => session,
         Err(error) => return error.ending(),
     };
-    let progress = progress(&args);
-    let outlet = Outlet::new(printer, sink, args.count, progress);
-    let mut session = Session::new(Topic(opened), outlet, reader_left);
-    session.run(interrupt).await
+    let ended = session.run(interrupt).await;
+    let left = session.into_source().leave().await;
+    // What went wrong first says more.
+    ended.and_then(|exit| left.map(|()| exit))
 }
 
-fn progress(args: &Consume) -> Progress {
-    Progress::records_beside_stdout(format!("reading {}", args.topic), args.count)
+fn session<S: Source>(
+    source: S,
+    printer: Printer,
+    args: &Consume,
+) -> Result<Session<S>, sink::Error> {
+    let (sink, reader_left) = Sink::stdout()?;
+    let title = format!("reading {}", args.topic);
+    let progress = Progress::records_beside_stdout(title, args.count);
+    let outlet = Outlet::new(printer, sink, args.count, progress);
+    Ok(Session::new(source, outlet, reader_left))
 }
 
 async fn open(args: &Consume, global: &Global) -> Result<BatchConsumer, Failure> {
@@ -96,6 +118,10 @@ struct Topic(BatchConsumer);
 
 impl Source for Topic {
     type Receipt = ();
+
+    fn ready(&mut self) -> Option<Option<Item<()>>> {
+        self.next().now_or_never()
+    }
 
     async fn next(&mut self) -> Option<Item<()>> {
         Some(match self.0.next().await? {

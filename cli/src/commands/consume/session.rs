@@ -6,7 +6,6 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use futures::FutureExt as _;
 use qute_client::{ConsumedRecord, Error, ErrorKind};
 
 use super::outlet::{Outlet, Receipt};
@@ -23,6 +22,9 @@ const LAST_FLUSH: Duration = Duration::from_secs(5);
 pub trait Source {
     /// What is owed for records.
     type Receipt: Receipt;
+
+    /// What is there already, without any waiting; `None`: [`Self::next`] knows.
+    fn ready(&mut self) -> Option<Option<Item<Self::Receipt>>>;
 
     /// What comes next; `None` at the end.
     ///
@@ -128,7 +130,7 @@ impl<S: Source> Session<S> {
                 written = self.outlet.write() => Step::Written(written),
             };
         }
-        if let Some(next) = self.source.next().now_or_never() {
+        if let Some(next) = self.source.ready() {
             // There is more: no system call and no waiting in between.
             return Step::Next(next);
         }
