@@ -99,6 +99,7 @@ async fn connected(command: Command, global: &Global) -> Result<Exit, Failure> {
         Command::Produce(args) => commands::produce::run(args, global, &interrupt).await,
         Command::Consume(args) => commands::consume::run(args, global, &interrupt).await,
         Command::Cluster(command) => commands::cluster::run(command, global).await,
+        Command::Group(command) => commands::group::run(command, global).await,
         Command::Top(args) => commands::top::run(args, global, &interrupt).await,
         Command::Bench(command) => commands::bench::run(command, global, &interrupt).await,
         Command::Context(command) => commands::context::run(command, global),

@@ -7,6 +7,7 @@ mod cluster;
 mod consume;
 mod context;
 mod dev;
+mod group;
 mod partition_of;
 mod produce;
 mod top;
@@ -29,6 +30,7 @@ pub use cluster::Cluster;
 pub use consume::Consume;
 pub use context::Context;
 pub use dev::Dev;
+pub use group::{Group, Reset};
 pub use partition_of::PartitionOf;
 pub use produce::{Compression, Delimiter, Produce, Source};
 pub use top::Top;
@@ -159,6 +161,9 @@ pub enum Command {
     /// Ask about the cluster
     #[command(subcommand)]
     Cluster(Cluster),
+    /// List, describe, reset and delete consumer groups
+    #[command(subcommand)]
+    Group(Group),
     /// Watch brokers, topics and groups at the terminal
     Top(Top),
     /// Put load on the cluster and measure it
@@ -281,7 +286,6 @@ pub(crate) mod tests {
             &["topic", "list", "--output", "yaml"],
             &["topic", "list", "-b", "localhost:x"],
             &["topic", "list", "-b", ""],
-            &["group", "list"],
             &["frobnicate"],
         ]);
     }

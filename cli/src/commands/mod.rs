@@ -5,6 +5,7 @@ pub mod cluster;
 pub mod consume;
 pub mod context;
 pub mod dev;
+pub mod group;
 pub mod partition_of;
 pub mod produce;
 pub mod top;

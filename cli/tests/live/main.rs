@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test code")]
 
 mod bench;
+mod consume;
+mod group;
 mod produce;
 mod top;
 
@@ -89,4 +91,11 @@ async fn run_with(cluster: &Cluster, args: &[&str], input: &[u8]) -> Output {
 /// Runs a command without input.
 async fn run(cluster: &Cluster, args: &[&str]) -> Output {
     run_with(cluster, args, b"").await
+}
+
+/// Sends a signal to a running command.
+fn signal(child: &Child, name: &str) {
+    let pid = child.id().unwrap().to_string();
+    let mut kill = std::process::Command::new("kill");
+    assert!(kill.args(["-s", name, &pid]).status().unwrap().success());
 }
