@@ -14,9 +14,8 @@ async fn with_group() -> Cluster {
     run_with(&cluster, &["produce", "orders"], &lines(10))
         .await
         .expect(0);
-    run(&cluster, &["consume", "orders", "-g", "billing", "-e"])
-        .await
-        .expect(0);
+    let read = run(&cluster, &["consume", "orders", "-g", "billing", "-e"]).await;
+    assert_eq!(read.expect(0).text().lines().count(), 10);
     run_with(&cluster, &["produce", "orders"], &lines(5))
         .await
         .expect(0);
@@ -156,7 +155,8 @@ async fn reset_from_a_file_restores_what_lag_printed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_and_delete_of_a_group_with_members_are_refused_until_forced_or_ended() {
     let cluster = with_group().await;
-    let mut member = qute(&cluster, &["consume", "orders", "-g", "billing"]);
+    let args = ["consume", "orders", "-g", "billing", "-f", r"%o\n"];
+    let mut member = qute(&cluster, &args);
     let member = member.spawn().unwrap();
     loop {
         let args = ["group", "describe", "billing", "--output", "json"];
@@ -187,7 +187,8 @@ async fn reset_and_delete_of_a_group_with_members_are_refused_until_forced_or_en
     while committed(&cluster).await != 15 {}
     signal(&member, "TERM");
     let printed = crate::finish(member).await.expect(0);
-    assert_eq!(printed.text().lines().count(), 6);
+    let printed: Vec<&str> = printed.text().lines().collect();
+    assert_eq!(printed, ["10", "11", "12", "13", "14", "14"]);
     run(&cluster, &["group", "delete", "billing"])
         .await
         .expect(0)
