@@ -1,11 +1,13 @@
 //! `-e` in a group: where each claimed partition ended when it was claimed, and how far the member is.
 //!
-//! A partition is paused from its claim until its end is known, and again from its end on.
+//! A partition is paused from its claim until its end is known, and again from its end on. A pause may
+//! come too late (the partition's reader may be made only afterwards): batches that are handed out
+//! before the end is known wait for it, those from the end on are left to whoever reads next.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use qute_client::group::{Event, GroupControl, TopicPartition};
+use qute_client::group::{Event, GroupBatch, GroupControl, TopicPartition};
 use qute_client::{Client, ConsumedRecord, ListedOffset, OffsetQuery, OffsetSpec, Result};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -27,6 +29,10 @@ pub struct Ends {
     unmeasured: BTreeSet<TopicPartition>,
     /// Not read to the end yet.
     wanted: BTreeMap<TopicPartition, u64>,
+    /// Batches of partitions whose end is not known yet.
+    early: VecDeque<GroupBatch>,
+    /// Something of these was handed out that is left to whoever reads next.
+    left_over: BTreeSet<TopicPartition>,
     /// Leaders are being asked.
     asking: Option<AbortOnDropHandle<Told>>,
     /// When something last happened.
@@ -42,6 +48,8 @@ impl Ends {
             seen: BTreeSet::new(),
             unmeasured: BTreeSet::new(),
             wanted: BTreeMap::new(),
+            early: VecDeque::new(),
+            left_over: BTreeSet::new(),
             asking: None,
             progressed: Instant::now(),
             patience,
@@ -55,12 +63,12 @@ impl Ends {
 
     /// Everything that is claimed is read to its end.
     pub fn are_reached(&self) -> bool {
-        self.unmeasured.is_empty() && self.wanted.is_empty()
+        self.unmeasured.is_empty() && self.wanted.is_empty() && self.early.is_empty()
     }
 
     /// There is more to do than to take what comes.
     pub fn is_to_be_looked_after(&self) -> bool {
-        !self.unmeasured.is_empty() || self.wanted.is_empty()
+        !self.unmeasured.is_empty() || self.wanted.is_empty() || !self.early.is_empty()
     }
 
     /// Why there is no waiting any longer.
@@ -88,7 +96,14 @@ impl Ends {
                 self.seen.extend(assigned.partitions.iter().cloned());
                 self.unmeasured.extend(assigned.partitions.iter().cloned());
             }
-            Event::Revoking(revoking) => self.forget(&revoking.partitions),
+            Event::Revoking(revoking) => {
+                // What is left over is never acknowledged: waiting for it would hold up the next owner.
+                let early = self.early.iter().map(GroupBatch::topic_partition);
+                self.left_over.extend(early);
+                let given_up = revoking.partitions.iter();
+                control.give_up(given_up.filter(|it| self.left_over.contains(*it)));
+                self.forget(&revoking.partitions);
+            }
             Event::Lost(lost) => self.forget(&lost.partitions),
             Event::Failed(error) => {
                 // Nothing more of it comes, and it is still claimed.
@@ -103,11 +118,30 @@ impl Ends {
     }
 
     fn forget(&mut self, partitions: &[TopicPartition]) {
+        self.early
+            .retain(|batch| !partitions.contains(&batch.topic_partition()));
         for partition in partitions {
             self.seen.remove(partition);
+            self.left_over.remove(partition);
             self.unmeasured.remove(partition);
             self.wanted.remove(partition);
         }
+    }
+
+    /// The batch, if the end of its partition is known; else it is kept until that is.
+    pub fn admit(&mut self, batch: GroupBatch) -> Option<GroupBatch> {
+        if !self.unmeasured.contains(&batch.topic_partition()) {
+            return Some(batch);
+        }
+        self.early.push_back(batch);
+        None
+    }
+
+    /// The first batch that was kept and need not be any longer.
+    pub fn next_admitted(&mut self) -> Option<GroupBatch> {
+        let known = |batch: &GroupBatch| !self.unmeasured.contains(&batch.topic_partition());
+        let place = self.early.iter().position(known)?;
+        self.early.remove(place)
     }
 
     /// Leaves out the records from the end on; the partition is through if there are any, or none are
@@ -119,12 +153,16 @@ impl Ends {
         control: &GroupControl,
     ) {
         let Some(end) = self.wanted.get(partition).copied() else {
-            // Handed out before the pause: read by whoever comes next.
+            self.left_over.insert(partition.clone());
             records.clear();
             return;
         };
         let last = records.last().map(|record| record.offset);
+        let count = records.len();
         records.retain(|record| record.offset < end);
+        if records.len() < count {
+            self.left_over.insert(partition.clone());
+        }
         if last.is_some_and(|last| last.saturating_add(1) >= end) {
             self.wanted.remove(partition);
             control.pause([partition]);
@@ -133,7 +171,8 @@ impl Ends {
 
     /// Sees what was read without any records coming: nothing was left, or it was out of range.
     pub fn recheck(&mut self, control: &GroupControl) {
-        if self.wanted.is_empty() {
+        // What waits has been handed out, and is not read.
+        if self.wanted.is_empty() || !self.early.is_empty() {
             return;
         }
         let positions = control.positions();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
 use qute_client::group::{
-    Acker, Event, GroupConsumer, GroupPartition, GroupState, LostReason, TopicPartition,
+    Acker, Event, GroupBatch, GroupConsumer, GroupPartition, GroupState, LostReason, TopicPartition,
 };
 use qute_client::{Client, ErrorKind, OutOfRange};
 
@@ -113,14 +113,10 @@ impl Group {
             ends.follow(&event, &control);
         }
         match event {
-            Event::Batch(batch) => {
-                let (acker, partition) = (batch.acker(), batch.topic_partition());
-                let mut records = batch.into_records();
-                if let Some(ends) = &mut self.ends {
-                    ends.cut(&partition, &mut records, &control);
-                }
-                Some(Item::Records(records, Printed(acker)))
-            }
+            Event::Batch(batch) => match &mut self.ends {
+                Some(ends) => ends.admit(batch).map(|batch| self.hand_over(batch)),
+                None => Some(self.hand_over(batch)),
+            },
             Event::Failed(error) if error.kind() == ErrorKind::ProcessingLimit => {
                 say("note: standard output took nothing for too long; joining the group again");
                 None
@@ -159,6 +155,15 @@ impl Group {
             }
             _ => None,
         }
+    }
+
+    fn hand_over(&mut self, batch: GroupBatch) -> Item<Printed> {
+        let (acker, partition) = (batch.acker(), batch.topic_partition());
+        let mut records = batch.into_records();
+        if let Some(ends) = &mut self.ends {
+            ends.cut(&partition, &mut records, &self.consumer.control());
+        }
+        Item::Records(records, Printed(acker))
     }
 
     fn talk(&self, what: &str, partitions: &[TopicPartition]) {
@@ -233,6 +238,9 @@ impl Source for Group {
         loop {
             if self.over {
                 return None;
+            }
+            if let Some(batch) = self.ends.as_mut().and_then(Ends::next_admitted) {
+                return Some(self.hand_over(batch));
             }
             if self.ends.as_ref().is_some_and(Ends::are_reached) && self.has_settled().await {
                 return None;
