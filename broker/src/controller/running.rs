@@ -19,7 +19,7 @@ use super::leaders::{self, HintLink};
 use super::proposer::Reporter;
 use super::reconciler;
 use crate::gossip::{self, Gossip};
-use crate::raft::{GroupHandle, GroupId, GroupSpec, Peers};
+use crate::raft::{GroupHandle, GroupId, GroupSpec, LogUse, Peers};
 use crate::storage::{Durability, LogConfig};
 
 /// Segments of internal topics.
@@ -61,6 +61,7 @@ pub(super) async fn run(inner: Arc<Inner>) {
             segment_bytes: CLUSTER_SEGMENT_BYTES,
             durability: Durability::Disk,
         },
+        log_use: LogUse::Commands,
     };
     // What was known before the restart, for the first addresses.
     if let Some(set) = &formed.founding {

@@ -18,7 +18,7 @@ use crate::controller::hosting::{Keeper, host_error};
 use crate::controller::reconciler::{HostError, ReplicaSpec};
 use crate::env::Clock;
 use crate::partition::hosted::{Hosted, Hosting, OpenError};
-use crate::raft::{GroupHandle, GroupId, GroupSpec, Groups};
+use crate::raft::{GroupHandle, GroupId, GroupSpec, Groups, LogUse};
 use crate::storage;
 
 /// See the module. Cheap to clone.
@@ -70,6 +70,7 @@ impl GroupReplicas {
                     segment_bytes,
                     durability: storage::Durability::Disk,
                 },
+                log_use: LogUse::Commands,
             };
             let group = self.hosting.groups().open(spec, machine).await;
             let group = group.map_err(|error| OpenError::from_raft(partition, replica, &error))?;

@@ -18,12 +18,48 @@ use tokio_util::sync::CancellationToken;
 use super::machine::GroupsState;
 use crate::env::Clock;
 use crate::partition::hosted::Member;
+use crate::raft::lane::SNAPSHOT_BYTES_MAX;
 use crate::raft::{
     CommandError, ConfirmError, GroupHandle, Leadership, ProposalError, ProposeError,
 };
 
 /// How long a command may take to be applied.
 const COMMAND_WITHIN: Duration = Duration::from_secs(5);
+
+/// A whole state travels to a replica that has fallen far behind in one message between brokers: it
+/// must not outgrow it ([`SNAPSHOT_BYTES_MAX`]). Counted is what the groups of the partition take in
+/// memory, which is more than their checkpoint has.
+const STATE_BYTES_MAX: usize = 56 << 20;
+/// What is new to the state is refused earlier, so that groups that are at work go on.
+const STATE_BYTES_NEW_MAX: usize = 40 << 20;
+const _: () =
+    assert!(STATE_BYTES_NEW_MAX < STATE_BYTES_MAX && STATE_BYTES_MAX < SNAPSHOT_BYTES_MAX);
+
+/// Up to which size of the state a command is taken; `None`: always, as it frees something or ends
+/// a claim.
+fn state_bytes_max(command: &Command) -> Option<usize> {
+    match command {
+        Command::Join(_) => Some(STATE_BYTES_NEW_MAX),
+        Command::Commit(commit) => {
+            let by_member = commit
+                .request
+                .as_ref()
+                .is_some_and(|it| !it.member_id.is_empty());
+            Some(if by_member {
+                STATE_BYTES_MAX
+            } else {
+                STATE_BYTES_NEW_MAX
+            })
+        }
+        Command::Subscribe(_) | Command::Publish(_) | Command::Reset(_) => Some(STATE_BYTES_MAX),
+        Command::Leave(_)
+        | Command::Expire(_)
+        | Command::Release(_)
+        | Command::Remove(_)
+        | Command::Sweep(_)
+        | Command::ForgetTopics(_) => None,
+    }
+}
 
 /// Why a replica did not do what was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +84,17 @@ pub enum Error {
         size: usize,
         /// The limit.
         size_max: usize,
+    },
+    /// The groups of the partition take as much as they may. Nothing was written.
+    #[error(
+        "the groups of this `__groups` partition take {bytes} bytes, of {bytes_max} at most: delete \
+         groups that are no longer needed, or commit shorter metadata"
+    )]
+    StateFull {
+        /// What they take.
+        bytes: usize,
+        /// The limit for this command.
+        bytes_max: usize,
     },
     /// Submitted, fate unknown.
     #[error("the command was submitted and its fate is not known")]
@@ -206,6 +253,12 @@ impl GroupReplica {
         term: u64,
         command: Command,
     ) -> Result<(GroupsReply, u64), Error> {
+        if let Some(bytes_max) = state_bytes_max(&command) {
+            let bytes = self.state.read(|groups| groups.totals().bytes);
+            if bytes > bytes_max {
+                return Err(Error::StateFull { bytes, bytes_max });
+            }
+        }
         let command = GroupsCommand {
             command: Some(command),
         };
@@ -251,5 +304,37 @@ impl Member for GroupReplica {
 
     fn retire(&self) -> BoxFuture<'_, ()> {
         Box::pin(async { self.closed.cancel() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qute_proto::internal::{CommitClaims, JoinMember, LeaveMember, ReleaseClaims};
+    use qute_proto::v1::CommitOffsetsRequest;
+
+    use super::*;
+
+    fn commit(member: &'static [u8]) -> Command {
+        Command::Commit(CommitClaims {
+            request: Some(CommitOffsetsRequest {
+                member_id: member.into(),
+                ..CommitOffsetsRequest::default()
+            }),
+        })
+    }
+
+    #[test]
+    fn state_that_is_nearly_full_takes_nothing_new_and_always_what_ends_a_claim() {
+        let join = Command::Join(JoinMember::default());
+        assert_eq!(state_bytes_max(&join), Some(STATE_BYTES_NEW_MAX));
+        assert_eq!(state_bytes_max(&commit(b"")), Some(STATE_BYTES_NEW_MAX));
+        assert_eq!(state_bytes_max(&commit(b"member")), Some(STATE_BYTES_MAX));
+        // S27: a claim ends with its final offset, whatever there is.
+        let release = Command::Release(ReleaseClaims::default());
+        assert_eq!(state_bytes_max(&release), None);
+        assert_eq!(
+            state_bytes_max(&Command::Leave(LeaveMember::default())),
+            None
+        );
     }
 }

@@ -21,7 +21,7 @@ use super::hosted::{Hosting, Member};
 use super::machine::RecordsMachine;
 use super::replica::Replica;
 use crate::env::Clock;
-use crate::raft::{GroupHandle, GroupId, GroupSpec, Groups};
+use crate::raft::{GroupHandle, GroupId, GroupSpec, Groups, LogUse};
 use crate::storage;
 
 /// A replica to open.
@@ -99,6 +99,7 @@ impl Replicas {
                 segment_bytes: spec.settings.segment_bytes,
                 durability: storage::Durability::Disk,
             },
+            log_use: LogUse::Records,
         };
         let opened = self.hosting.groups().open(group_spec, machine).await;
         let group =

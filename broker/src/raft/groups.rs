@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::contact::Contact;
+use super::cut;
 use super::group::{self, GroupHandle};
 use super::inbound::{Inbound, Receiving};
 use super::log_store::LogStore;
@@ -58,6 +59,17 @@ impl Default for GroupsConfig {
     }
 }
 
+/// What the log of a group is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogUse {
+    /// It is the data. It is cut at the state machine's log start, when [`GroupHandle::cut_log`] is
+    /// called.
+    Records,
+    /// Commands that nobody reads once a checkpoint covers them (`__cluster`, `__groups`): it is cut
+    /// by itself, see `cut.rs`.
+    Commands,
+}
+
 /// What to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSpec {
@@ -67,6 +79,8 @@ pub struct GroupSpec {
     pub replica: ReplicaId,
     /// Segment size and durability.
     pub log: LogConfig,
+    /// What its log is for.
+    pub log_use: LogUse,
 }
 
 /// A replica that did not open.
@@ -180,7 +194,7 @@ impl Groups {
         state: impl StateMachine,
     ) -> Result<GroupHandle, OpenError> {
         self.refuse_open(spec.id)?;
-        let raft_config = Arc::new(self.raft_config(spec.id)?);
+        let raft_config = Arc::new(self.raft_config(spec.id, spec.log_use)?);
         let key = ReplicaKey {
             partition: spec.id.partition,
             replica: spec.replica,
@@ -213,13 +227,15 @@ impl Groups {
         let guard = Some(Arc::new(closed.clone().drop_guard()));
         let recovered = {
             let (log, guard) = (Arc::clone(&log), guard.clone());
-            tokio::task::spawn_blocking(move || Machine::recover(Box::new(state), log, guard))
+            let recover = move || Machine::recover(Box::new(state), log, spec.log_use, guard);
+            tokio::task::spawn_blocking(recover)
         };
-        let (machine, applied) = recovered
+        let (machine, watched) = recovered
             .await
             .map_err(|error| stopped(error.to_string()))?
             .map_err(|unusable| quarantined(unusable.to_string()))?;
-        let network = Network::new(self.inner.peers.clone(), spec.id, spec.replica.0);
+        let readable = Arc::downgrade(&log);
+        let network = Network::new(self.inner.peers.clone(), spec.id, spec.replica.0, readable);
         let log_store = LogStore::new(Arc::clone(&log), guard.clone());
         // Built, then registered, then run: requests find it before it can stand for election.
         let raft = Raft::build(spec.replica.0, raft_config, network, log_store, machine)
@@ -228,14 +244,15 @@ impl Groups {
 
         let receiving: Arc<dyn Receiving> = Arc::clone(&log) as _;
         let contact = Arc::new(Contact::new());
-        let inbound = Inbound::new(raft.clone(), receiving, Arc::clone(&contact), guard);
+        let inbound = Inbound::new(raft.clone(), receiving, Arc::clone(&contact), guard.clone());
+        let cut_log = Arc::clone(&log);
         let handle = GroupHandle {
             inner: Arc::new(group::Inner {
                 id: spec.id,
                 replica: spec.replica,
                 raft: raft.clone(),
                 log,
-                applied,
+                applied: watched.applied,
                 contact,
                 leader_lost_after: self.inner.config.leader_lost_after(),
                 in_flight: Arc::new(Semaphore::new(group::IN_FLIGHT_BYTES_MAX)),
@@ -258,6 +275,9 @@ impl Groups {
             all.insert(spec.id, open);
         }
         raft.run();
+        if spec.log_use == LogUse::Commands {
+            tokio::spawn(cut::run(raft, cut_log, watched.saved, guard));
+        }
         Ok(handle)
     }
 
@@ -316,7 +336,7 @@ impl Groups {
         }
     }
 
-    fn raft_config(&self, id: GroupId) -> Result<openraft::Config, OpenError> {
+    fn raft_config(&self, id: GroupId, log_use: LogUse) -> Result<openraft::Config, OpenError> {
         let timing = self.inner.config;
         let config = openraft::Config {
             cluster_name: id.to_string(),
@@ -330,9 +350,14 @@ impl Groups {
             enable_leader_restore: Some(false),
             max_payload_entries: 64,
             replication_lag_threshold: 16,
-            // Snapshots sit at the log start: made when it moves, never by count.
+            // Snapshots are checkpoints: taken into account when we say so, never by count.
             snapshot_policy: SnapshotPolicy::Never,
-            max_in_snapshot_log_to_keep: 0,
+            max_in_snapshot_log_to_keep: match log_use {
+                // A snapshot sits at the log start, and everything in front of it goes.
+                LogUse::Records => 0,
+                // Nothing goes with a snapshot: `cut.rs` says what does.
+                LogUse::Commands => u64::MAX,
+            },
             purge_batch_size: 1,
             install_snapshot_timeout: 30_000,
             // Saves a task per replica; GroupHandle::set_voters steps down by itself.

@@ -35,6 +35,10 @@ use super::queue::{FrameQueue, Urgency};
 /// Bytes of one message between brokers, at most: one frame can carry a large snapshot.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
+/// Bytes of one snapshot, at most: it travels in one frame. A state machine whose state may grow
+/// keeps it below.
+pub const SNAPSHOT_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (1 << 20);
+
 /// HTTP/2 settings between brokers; the server side must use them too.
 pub const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// See [`STREAM_WINDOW_BYTES`].

@@ -1,6 +1,7 @@
 //! `RaftStateMachine` over [`StateMachine`]: apply, checkpoints, snapshots at the log start.
 //!
-//! The state is in memory. It is checkpointed where segments roll, rebuilt at start from the
+//! The state is in memory. It is checkpointed where segments roll (a log of commands: whenever about
+//! as much of it has been applied as a checkpoint has bytes, see [`LogUse`]), rebuilt at start from the
 //! newest checkpoint and the entries after it, and sent to a new replica as it was *at the log
 //! start*, never as it is now: that replica then receives every retained entry as ordinary
 //! replication. (A snapshot at last-applied would delete retained records there.)
@@ -29,6 +30,8 @@ use tokio_util::sync::DropGuard;
 use super::checkpoint::Checkpoint;
 use super::codec;
 use super::group::AppliedMark;
+use super::groups::LogUse;
+use super::lane::SNAPSHOT_BYTES_MAX;
 use super::log_store::position;
 use super::state_machine::{AppliedEntry, EntryKind, StateMachine};
 use super::types::{
@@ -36,6 +39,14 @@ use super::types::{
     TypeConfig,
 };
 use crate::storage::Log;
+
+/// A log of commands is checkpointed after this many bytes, or as many as the state has: what is
+/// applied again at a restart is bounded, and checkpoints cost no more than the log does.
+const COMMAND_BYTES_MIN: u64 = 1 << 20;
+/// What an entry counts for beyond its payload.
+const ENTRY_OVERHEAD: u64 = 64;
+/// States that may wait in memory to be saved.
+const UNSAVED_MAX: usize = 2;
 
 /// Entries applied between two moves of the applied watch, at most.
 const PUBLISH_EVERY: usize = 256;
@@ -76,13 +87,27 @@ pub struct Machine {
     // Of the last entry that brought one (S19: it never falls).
     broker_time_ms: u64,
     mark: watch::Sender<AppliedMark>,
-    // Taken at rolls, oldest first, waiting until what they cover is synced (S1).
+    log_use: LogUse,
+    // Taken, oldest first, waiting until what they cover is synced (S1).
     unsaved: VecDeque<Checkpoint>,
     // One past the index of the newest checkpoint taken; a segment that begins behind it asks for
     // the next one.
     checkpoint_after: u64,
+    // Bytes applied since the newest checkpoint, and bytes of that one's state.
+    applied_bytes: u64,
+    state_bytes: u64,
+    // Moves to the index of each checkpoint that is saved.
+    saved: watch::Sender<u64>,
     // Dropped last of all: the log may then be opened again.
     _closed: Option<Arc<DropGuard>>,
+}
+
+/// What of a machine can be followed.
+pub(super) struct Watched {
+    /// How far it has applied.
+    pub applied: watch::Receiver<AppliedMark>,
+    /// Index of the checkpoint saved last. Closed when the machine goes.
+    pub saved: watch::Receiver<u64>,
 }
 
 impl Machine {
@@ -90,10 +115,13 @@ impl Machine {
     pub(super) fn recover(
         mut state: Box<dyn StateMachine>,
         log: Arc<Log>,
+        log_use: LogUse,
         closed: Option<Arc<DropGuard>>,
-    ) -> Result<(Self, watch::Receiver<AppliedMark>), Unusable> {
+    ) -> Result<(Self, Watched), Unusable> {
         let checkpoint = newest_usable(&log, state.as_mut())?;
         let (mark, applied) = watch::channel(AppliedMark::default());
+        let newest = checkpoint.as_ref().map_or(0, |it| it.last.index);
+        let (saved, saved_watch) = watch::channel(newest);
         let mut machine = Self {
             state,
             log,
@@ -102,15 +130,23 @@ impl Machine {
             next_offset: Offset(0),
             broker_time_ms: 0,
             mark,
+            log_use,
             unsaved: VecDeque::new(),
             checkpoint_after: 0,
+            applied_bytes: 0,
+            state_bytes: 0,
+            saved,
             _closed: closed,
         };
         if let Some(checkpoint) = checkpoint {
             machine.stand_at(&checkpoint);
         }
         machine.publish();
-        Ok((machine, applied))
+        let watched = Watched {
+            applied,
+            saved: saved_watch,
+        };
+        Ok((machine, watched))
     }
 
     fn stand_at(&mut self, checkpoint: &Checkpoint) {
@@ -119,6 +155,8 @@ impl Machine {
         self.next_offset = checkpoint.next_offset;
         self.broker_time_ms = checkpoint.broker_time_ms;
         self.checkpoint_after = checkpoint.last.index + 1;
+        self.applied_bytes = 0;
+        self.state_bytes = len(&checkpoint.state);
         self.unsaved.clear();
     }
 
@@ -151,6 +189,7 @@ impl Machine {
                 self.membership = StoredMembership::new(Some(entry.log_id), membership);
             }
         }
+        self.applied_bytes += ENTRY_OVERHEAD + len(&applied.payload);
         let reply = self.state.apply(&applied);
         self.last = Some(entry.log_id);
         self.next_offset = Offset(self.next_offset.0 + u64::from(applied.records));
@@ -187,6 +226,33 @@ impl Machine {
         }
     }
 
+    /// Whether it is time for a checkpoint after `last`; `roll` is [`next_roll`](Self::next_roll).
+    fn is_checkpoint_due(&self, last: LogId, roll: Option<u64>) -> bool {
+        match self.log_use {
+            LogUse::Records => roll.is_some_and(|base| last.index + 1 >= base),
+            LogUse::Commands => self.applied_bytes >= COMMAND_BYTES_MIN.max(self.state_bytes),
+        }
+    }
+
+    fn take_checkpoint(&mut self, last: LogId) {
+        let checkpoint = self.checkpoint(last);
+        self.checkpoint_after = last.index + 1;
+        self.applied_bytes = 0;
+        self.state_bytes = len(&checkpoint.state);
+        if checkpoint.state.len() > SNAPSHOT_BYTES_MAX {
+            tracing::error!(
+                replica = %self.log.key(), bytes = self.state_bytes, bytes_max = SNAPSHOT_BYTES_MAX,
+                "the state is too large to be sent: a replica that falls far behind stays there"
+            );
+        }
+        if self.log_use == LogUse::Commands {
+            // Each makes the one before it needless, and the oldest is the next to be covered.
+            self.unsaved.truncate(UNSAVED_MAX - 1);
+            self.log.roll();
+        }
+        self.unsaved.push_back(checkpoint);
+    }
+
     /// The first segment that begins behind the newest checkpoint, if it exists yet.
     fn next_roll(&self) -> Option<u64> {
         if self.log.active_base() <= self.checkpoint_after {
@@ -205,18 +271,26 @@ impl Machine {
         if count == 0 {
             return;
         }
-        let ready: Vec<Checkpoint> = self.unsaved.drain(..count).collect();
-        let log = Arc::clone(&self.log);
+        let mut ready: Vec<Checkpoint> = self.unsaved.drain(..count).collect();
+        if self.log_use == LogUse::Commands {
+            ready.drain(..ready.len() - 1);
+        }
+        let (log, saved) = (Arc::clone(&self.log), self.saved.clone());
         tokio::task::spawn_blocking(move || {
             for checkpoint in ready {
                 let index = checkpoint.last.index;
-                if let Err(error) = log.save_checkpoint(index, &checkpoint.encode()) {
+                match log.save_checkpoint(index, &checkpoint.encode()) {
+                    Ok(()) => _ = saved.send_replace(index),
                     // The next restart begins at an older one; nothing is lost.
-                    tracing::warn!(index, %error, "checkpoint not saved");
+                    Err(error) => tracing::warn!(index, %error, "checkpoint not saved"),
                 }
             }
         });
     }
+}
+
+fn len(bytes: &Bytes) -> u64 {
+    u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
 
 /// The newest checkpoint that fits the log, with the state restored from it.
@@ -232,14 +306,16 @@ fn newest_usable(log: &Log, state: &mut dyn StateMachine) -> Result<Option<Check
             end,
         });
     }
-    let checkpoints = log
-        .checkpoints()
-        .map_err(|error| Unusable::Unreadable(error.to_string()))?;
     let mut reason = "there is none".to_owned();
-    for (index, bytes) in checkpoints.into_iter().rev() {
+    for index in log.checkpoint_indexes().into_iter().rev() {
         if purged.is_some_and(|purged| index < purged.index) {
             break;
         }
+        let read = log.checkpoint(index);
+        let Some(bytes) = read.map_err(|error| Unusable::Unreadable(error.to_string()))? else {
+            reason = format!("the one at index {index} is damaged");
+            continue;
+        };
         let checkpoint = match Checkpoint::decode(bytes) {
             Ok(checkpoint) if checkpoint.last.index == index => checkpoint,
             Ok(_) => {
@@ -292,14 +368,17 @@ async fn at_log_start(log: &Arc<Log>, log_start: Offset) -> Result<Option<Checkp
     let log = Arc::clone(log);
     let found = tokio::task::spawn_blocking(move || {
         let purged = log.purged();
-        let checkpoints = log.checkpoints()?;
-        let found = checkpoints
-            .into_iter()
-            .rev()
-            .filter_map(|(_, bytes)| Checkpoint::decode(bytes).ok())
-            .find(|it| it.next_offset <= log_start || purged == Some(position(it.last)))
-            .filter(|it| purged.is_none_or(|purged| purged.index <= it.last.index));
-        Ok::<_, crate::storage::Error>(found)
+        for index in log.checkpoint_indexes().into_iter().rev() {
+            let bytes = log.checkpoint(index)?;
+            let Some(it) = bytes.and_then(|bytes| Checkpoint::decode(bytes).ok()) else {
+                continue;
+            };
+            if it.next_offset <= log_start || purged == Some(position(it.last)) {
+                let covers = purged.is_none_or(|purged| purged.index <= it.last.index);
+                return Ok(covers.then_some(it));
+            }
+        }
+        Ok::<_, crate::storage::Error>(None)
     });
     found.await?.map_err(io::Error::other)
 }
@@ -352,9 +431,8 @@ impl RaftStateMachine<TypeConfig> for Machine {
             if let Some(responder) = responder {
                 answers.push((responder, applied));
             }
-            if roll.is_some_and(|base| last.index + 1 >= base) {
-                self.unsaved.push_back(self.checkpoint(last));
-                self.checkpoint_after = last.index + 1;
+            if self.is_checkpoint_due(last, roll) {
+                self.take_checkpoint(last);
                 roll = self.next_roll();
             }
             unpublished += 1;

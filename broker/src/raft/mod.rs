@@ -10,6 +10,7 @@
 //! | [`log_store`] | `RaftLogStorage` over [`crate::storage::Log`]: one write per byte |
 //! | [`machine`] | `RaftStateMachine` over [`StateMachine`]: apply, checkpoints, snapshots |
 //! | `checkpoint` | the envelope around a state machine's checkpoint |
+//! | `cut` | cuts the logs that nobody reads once a checkpoint covers them |
 //! | [`network`] | `RaftNetworkV2` over the lanes |
 //! | [`peers`] | the other brokers and the lanes to them |
 //! | [`identity`] | whether a peer is who it says it is (S23) |
@@ -29,6 +30,7 @@
 mod checkpoint;
 mod codec;
 mod contact;
+mod cut;
 pub mod group;
 pub mod groups;
 pub mod identity;
@@ -48,7 +50,7 @@ pub use group::{
     AppliedMark, CommandError, ConfirmError, Confirmed, GroupHandle, Leader, Leadership,
     LeadershipWatch, MembersError,
 };
-pub use groups::{GroupSpec, Groups, GroupsConfig, OpenError};
+pub use groups::{GroupSpec, Groups, GroupsConfig, LogUse, OpenError};
 pub use identity::{Identity, Refusal};
 pub use peers::{HintSink, Peers};
 pub use proposal::{Admission, Proposal, ProposalError, ProposeError};

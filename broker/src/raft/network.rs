@@ -9,7 +9,7 @@
 //! - after an answer that is not a plain success it ends.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,11 +28,12 @@ use rand::RngExt;
 use tokio::time::Instant;
 
 use super::codec::{self, AppendAnswer, DecodeError, SnapshotMessage};
-use super::lane::{Lane, Link, LinkError, Ticket};
+use super::lane::{Lane, Link, LinkError, SNAPSHOT_BYTES_MAX, Ticket};
 use super::machine::SnapshotData;
 use super::peers::Peers;
 use super::queue::Urgency;
 use super::types::{GroupId, LogId, ReplicaNode, TypeConfig, Vote};
+use crate::storage::Log;
 
 /// A follower that has not answered an append for this long has lost it.
 const APPEND_DEADLINE: Duration = Duration::from_secs(5);
@@ -55,14 +56,16 @@ pub struct Network {
     peers: Peers,
     group: GroupId,
     replica: u64,
+    log: Weak<Log>,
 }
 
 impl Network {
-    pub(super) fn new(peers: Peers, group: GroupId, replica: u64) -> Self {
+    pub(super) fn new(peers: Peers, group: GroupId, replica: u64, log: Weak<Log>) -> Self {
         Self {
             peers,
             group,
             replica,
+            log,
         }
     }
 
@@ -71,6 +74,7 @@ impl Network {
             peers: self.peers.clone(),
             group: self.group,
             replica: self.replica,
+            log: Weak::clone(&self.log),
             target,
             node: *node,
             appends,
@@ -95,6 +99,7 @@ pub struct Client {
     peers: Peers,
     group: GroupId,
     replica: u64,
+    log: Weak<Log>,
     target: u64,
     node: ReplicaNode,
     // Where appends go. Votes always take the control lane, snapshots the data lane.
@@ -136,6 +141,22 @@ impl Client {
             in_order: self.appends == Lane::Data,
             ..self.frame(FrameKind::AppendRequest, Bytes::new())
         }
+    }
+
+    /// What the target lacks has been purged while it was waited for. openraft would go on asking
+    /// the log for it and sending nothing, for ever; an error makes it look again, and send the
+    /// snapshot.
+    fn check_readable(&self, request: &AppendEntriesRequest<TypeConfig>) -> Result<(), RpcError> {
+        let next = request.prev_log_id.map_or(0, |prev| prev.index + 1);
+        let first = self.log.upgrade().map_or(0, |log| log.first_index());
+        if next >= first || !request.entries.is_empty() {
+            return Ok(());
+        }
+        let gone = std::io::Error::other(format!(
+            "replica {} lacks index {next}, and the log begins at {first}",
+            self.target
+        ));
+        Err(RPCError::Network(NetworkError::new(&gone)))
     }
 
     fn error(&self, action: RPCTypes, error: LinkError, deadline: Duration) -> RpcError {
@@ -259,6 +280,14 @@ impl RaftNetworkV2<TypeConfig> for Client {
             membership: snapshot.meta.last_membership,
             data: snapshot.snapshot,
         });
+        if payload.len() > SNAPSHOT_BYTES_MAX {
+            // It would break the stream, and with it the replication of all groups.
+            let reason = format!(
+                "a snapshot of {} bytes, one message carries {SNAPSHOT_BYTES_MAX}",
+                payload.len()
+            );
+            return Err(refused(reason).into());
+        }
         let call = self.call(
             Lane::Data,
             FrameKind::SnapshotRequest,
@@ -353,6 +382,10 @@ where
             match step {
                 Step::Input(None) => self.input = None,
                 Step::Input(Some(request)) => {
+                    if let Err(error) = self.client.check_readable(&request) {
+                        self.ended = true;
+                        return Some(Err(error));
+                    }
                     if let Err(error) = self.send(&request).await {
                         return Some(Err(self.fail(error)));
                     }

@@ -451,6 +451,12 @@ impl Log {
             .collect()
     }
 
+    /// Lets the next append begin a new segment, unless there is nothing in the present one: what is
+    /// in front of it can then be purged as whole files.
+    pub fn roll(&self) {
+        self.core.state.lock().roll_asked = true;
+    }
+
     /// First index of the segment that takes the next frame, cheaply: it changes with a roll.
     #[must_use]
     pub fn active_base(&self) -> u64 {
@@ -489,18 +495,30 @@ impl Log {
     /// # Errors
     /// What the file system reports. Damaged ones are left out.
     pub fn checkpoints(&self) -> Result<Vec<(u64, Bytes)>, Error> {
-        let indexes: Vec<u64> = self.checkpoints.lock().iter().copied().collect();
-        let core = &self.core;
+        let indexes = self.checkpoint_indexes();
         let mut out = Vec::with_capacity(indexes.len());
         for index in indexes {
-            match checkpoint::read(core.shared.fs.as_ref(), &core.dir, index)? {
-                Some(state) => out.push((index, state)),
-                None => {
-                    tracing::error!(replica = %core.key, index, "a checkpoint is damaged and not used");
-                }
-            }
+            out.extend(self.checkpoint(index)?.map(|state| (index, state)));
         }
         Ok(out)
+    }
+
+    /// The checkpoint as of `index`; `None` if it is damaged, or not there any more. Blocks on files.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn checkpoint(&self, index: u64) -> Result<Option<Bytes>, Error> {
+        let core = &self.core;
+        match checkpoint::read(core.shared.fs.as_ref(), &core.dir, index) {
+            Ok(Some(state)) => Ok(Some(state)),
+            // Removed while it was read.
+            _ if !self.checkpoints.lock().contains(&index) => Ok(None),
+            Ok(None) => {
+                tracing::error!(replica = %core.key, index, "a checkpoint is damaged and not used");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Indexes of the checkpoints, rising.

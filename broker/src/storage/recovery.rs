@@ -132,6 +132,7 @@ pub(super) fn recover(
         planned: VecDeque::new(),
         tail_base: active.header.base_index,
         tail_pos: end.pos,
+        roll_asked: false,
         cache: VecDeque::new(),
         cut_epoch: 0,
         committed: meta.committed,

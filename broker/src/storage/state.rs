@@ -51,6 +51,8 @@ pub(super) struct State {
     /// Base index of the segment that takes the next frame, and where in it.
     pub tail_base: u64,
     pub tail_pos: u32,
+    /// The next frame begins a new segment, whether or not it would fit this one.
+    pub roll_asked: bool,
     /// The newest frames, contiguous, up to `next_index`.
     pub cache: VecDeque<Cached>,
     /// Rises with each truncation and reset: what a reader saw before may be gone.
@@ -112,14 +114,15 @@ pub(super) fn plan_id() -> u64 {
 }
 
 impl State {
-    /// Begins a new segment when a frame of `len` bytes does not fit any more. Decided here, at the
+    /// Begins a new segment when a frame of `len` bytes does not fit any more, or when asked. Decided here, at the
     /// append, so that the bases of segments are known before an entry is applied.
     pub(super) fn roll_before(&mut self, len: u64, segment_bytes: u64) -> Option<Plan> {
-        let is_full =
-            self.tail_pos > header_pos() && u64::from(self.tail_pos) + len > segment_bytes;
-        if !is_full {
+        let is_full = u64::from(self.tail_pos) + len > segment_bytes;
+        let is_empty = self.tail_pos <= header_pos();
+        if is_empty || !(is_full || self.roll_asked) {
             return None;
         }
+        self.roll_asked = false;
         let plan = Plan {
             id: plan_id(),
             base_index: self.next_index,

@@ -17,6 +17,7 @@ use qute_proto::ids::{Offset, PartitionId, ReplicaId, TopicId};
 use tempfile::TempDir;
 
 use super::super::checkpoint::Checkpoint;
+use super::super::groups::LogUse;
 use super::super::log_store::{LogStore, position};
 use super::super::machine::Machine;
 use super::super::state_machine::{AppliedEntry, RestoreError, StateMachine};
@@ -185,7 +186,8 @@ impl StoreBuilder<TypeConfig, Checkpointed, Machine, Guard> for Builder {
         };
         let log = store.create_log(key, LogConfig::default()).unwrap();
         let state = Box::new(Counter::default());
-        let (machine, _applied) = Machine::recover(state, Arc::clone(&log), None).unwrap();
+        let (machine, _applied) =
+            Machine::recover(state, Arc::clone(&log), LogUse::Records, None).unwrap();
         let checkpointed = Checkpointed {
             store: LogStore::new(Arc::clone(&log), None),
             log,

@@ -234,6 +234,7 @@ pub struct Cluster {
     pub cluster: ClusterId,
     pub group: GroupId,
     pub log: LogConfig,
+    pub log_use: LogUse,
     dirs: Vec<TempDir>,
     pub brokers: Vec<Option<Broker>>,
     pub numbers: Vec<Numbers>,
@@ -249,6 +250,7 @@ impl Cluster {
                 partition: 0,
             }),
             log: LogConfig::default(),
+            log_use: LogUse::Records,
             dirs: Vec::new(),
             brokers: Vec::new(),
             numbers: Vec::new(),
@@ -325,6 +327,7 @@ impl Cluster {
             id: self.group,
             replica: Self::replica(at),
             log: self.log,
+            log_use: self.log_use,
         }
     }
 

@@ -2,6 +2,7 @@
 //! of three replicas over real streams on loopback.
 
 mod cluster;
+mod commands;
 mod conformance;
 mod failures;
 mod harness;

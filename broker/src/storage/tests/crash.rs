@@ -25,6 +25,11 @@ enum Act {
     Vote,
     /// Checkpoint and purge this part (of 256) of the log.
     Purge(u8),
+    /// Let the next append begin a segment.
+    Roll,
+    /// Checkpoint everything, roll, and purge this part (of 256) of the log: how logs of commands are
+    /// cut.
+    Cut(u8),
     /// Install a snapshot so far beyond the end.
     Reset(u8),
     Commit,
@@ -38,6 +43,8 @@ fn act() -> impl Strategy<Value = Act> {
         3 => any::<u8>().prop_map(Act::Truncate),
         2 => Just(Act::Vote),
         1 => any::<u8>().prop_map(Act::Purge),
+        1 => Just(Act::Roll),
+        2 => any::<u8>().prop_map(Act::Cut),
         1 => any::<u8>().prop_map(Act::Reset),
         1 => Just(Act::Commit),
     ]
@@ -187,23 +194,13 @@ fn run(history: &mut History, log: &Log, act: &Act) -> Result<(), Error> {
             history.states.push(next);
             block_on(log.save_vote(vote))?;
         }
-        Act::Purge(part) => {
-            let mut next = history.newest();
-            let gone = next.entries.len() * usize::from(*part) / 256;
-            if gone == 0 {
-                return Ok(());
-            }
-            let last = next.entries[gone - 1];
-            let at = Position {
-                term: last.1,
-                index: last.0,
-            };
-            next.entries.drain(..gone);
-            next.purged = Some(at);
-            history.floor = history.floor.max(at.index + 1);
-            log.save_checkpoint(at.index, &at.index.to_le_bytes())?;
-            history.states.push(next);
-            block_on(log.purge(at))?;
+        Act::Purge(part) => purge(history, log, *part, |gone| gone)?,
+        Act::Roll => log.roll(),
+        Act::Cut(part) => {
+            purge(history, log, *part, |_| {
+                log.last().map_or(0, |last| last.index)
+            })?;
+            log.roll();
         }
         Act::Reset(ahead) => {
             history.term += 1;
@@ -229,6 +226,32 @@ fn run(history: &mut History, log: &Log, act: &Act) -> Result<(), Error> {
     }
     history.acknowledged();
     Ok(())
+}
+
+/// Purges this part (of 256) of the log; the checkpoint that covers it is made where `covered` says.
+fn purge(
+    history: &mut History,
+    log: &Log,
+    part: u8,
+    covered: impl FnOnce(u64) -> u64,
+) -> Result<(), Error> {
+    let mut next = history.newest();
+    let gone = next.entries.len() * usize::from(part) / 256;
+    if gone == 0 {
+        return Ok(());
+    }
+    let last = next.entries[gone - 1];
+    let at = Position {
+        term: last.1,
+        index: last.0,
+    };
+    next.entries.drain(..gone);
+    next.purged = Some(at);
+    let covered = covered(at.index);
+    history.floor = history.floor.max(covered + 1);
+    log.save_checkpoint(covered, &covered.to_le_bytes())?;
+    history.states.push(next);
+    block_on(log.purge(at))
 }
 
 fn check(
