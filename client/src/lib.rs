@@ -176,12 +176,13 @@
 //! # Administration
 //!
 //! ```no_run
-//! use qute_client::{OffsetSpec, TopicSpec};
+//! use qute_client::{OffsetSpec, TopicChanges, TopicSpec};
 //!
 //! # async fn example(client: qute_client::Client) -> qute_client::Result<()> {
 //! let spec = TopicSpec::new("flights").partitions(6).config("retention_ms", "86400000");
 //! client.create_topic(spec).await?;
 //! client.add_partitions("flights", 12).await?;
+//! client.alter_topic("flights", TopicChanges::new().unset("retention_ms")).await?;
 //! for broker in client.brokers().await? {
 //!     println!("{} at {}: {}", broker.name, broker.address, broker.state);
 //! }
@@ -319,7 +320,7 @@ mod fake;
 pub use admin::{
     BrokerDescription, BrokerState, BrokerStatus, ClockReading, ClusterInfo, ListedOffset,
     OffsetQuery, OffsetSpec, PartitionDescription, ReplicaCounts, ReplicaDescription, ReplicaRole,
-    StorageSpace, TopicDescription, TopicSpec,
+    StorageSpace, TopicChanges, TopicDescription, TopicSpec,
 };
 pub use client::Client;
 #[cfg(feature = "json")]

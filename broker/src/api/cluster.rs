@@ -12,10 +12,10 @@ use qute_proto::batch::{BATCH_BYTES_MAX, RECORD_BYTES_MAX, UNCOMPRESSED_BYTES_MA
 use qute_proto::ids::ClusterId;
 use qute_proto::v1::cluster_server::{Cluster, ClusterServer};
 use qute_proto::v1::{
-    self, AddPartitionsRequest, AddPartitionsResponse, CreateTopicRequest, CreateTopicResponse,
-    DeleteTopicRequest, DeleteTopicResponse, DescribeClusterRequest, DescribeClusterResponse,
-    ErrorCode, HelloRequest, HelloResponse, Limits, MetadataRequest, MetadataResponse,
-    WatchMetadataRequest,
+    self, AddPartitionsRequest, AddPartitionsResponse, AlterTopicRequest, AlterTopicResponse,
+    CreateTopicRequest, CreateTopicResponse, DeleteTopicRequest, DeleteTopicResponse,
+    DescribeClusterRequest, DescribeClusterResponse, ErrorCode, HelloRequest, HelloResponse,
+    Limits, MetadataRequest, MetadataResponse, WatchMetadataRequest,
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -228,6 +228,24 @@ impl Cluster for ClusterApi {
             Err(error) => AddPartitionsResponse {
                 error: Some(error),
                 ..AddPartitionsResponse::default()
+            },
+        }))
+    }
+
+    async fn alter_topic(
+        &self,
+        request: Request<AlterTopicRequest>,
+    ) -> Result<Response<AlterTopicResponse>, Status> {
+        let outcome = self.controller.alter_topic(request.into_inner()).await;
+        Ok(Response::new(match outcome {
+            Ok((topic, cluster_index)) => AlterTopicResponse {
+                topic: Some(topic_info(&self.controller, &topic)),
+                cluster_index,
+                error: None,
+            },
+            Err(error) => AlterTopicResponse {
+                error: Some(error),
+                ..AlterTopicResponse::default()
             },
         }))
     }

@@ -424,6 +424,17 @@ impl Controller {
         topics::add_partitions(request, proposer, view, self.alive()).await
     }
 
+    /// Changes a topic's settings. See [`topics::alter`].
+    ///
+    /// # Errors
+    /// Typed.
+    pub async fn alter_topic(
+        &self,
+        request: v1::AlterTopicRequest,
+    ) -> Result<(Arc<Topic>, u64), v1::Error> {
+        topics::alter(request, &self.inner.proposer, self.watch_view()).await
+    }
+
     /// Makes `__groups` if there has never been a group, through the leader of `__cluster` wherever
     /// it is; it is in this broker's view on return. Gives the `__cluster` index at which it is known
     /// to exist.

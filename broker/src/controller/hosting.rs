@@ -20,6 +20,8 @@ use crate::storage::Store;
 pub trait Keeper: Send + Sync + 'static {
     /// Opens a replica, making it if it has never existed; one that is open is given its settings.
     fn open(&self, spec: ReplicaSpec) -> BoxFuture<'_, Result<GroupHandle, HostError>>;
+    /// Gives an open replica the settings that its topic has now.
+    fn adjust(&self, spec: &ReplicaSpec);
     /// Closes a replica if it is open and deletes what is stored of it. No error if there is none.
     fn delete(
         &self,
@@ -85,6 +87,10 @@ impl Host for LocalReplicas {
         })
     }
 
+    fn adjust(&self, spec: &ReplicaSpec) {
+        self.keeper(spec.partition.topic).adjust(spec);
+    }
+
     fn delete(
         &self,
         partition: PartitionId,
@@ -126,20 +132,30 @@ impl Host for LocalReplicas {
     }
 }
 
+fn replica_settings(spec: &ReplicaSpec) -> ReplicaSettings {
+    ReplicaSettings {
+        segment_bytes: spec.settings.segment_bytes,
+        record_bytes_max: spec.settings.record_bytes_max,
+    }
+}
+
 impl Keeper for Replicas {
     fn open(&self, spec: ReplicaSpec) -> BoxFuture<'_, Result<GroupHandle, HostError>> {
         let spec = PartitionSpec {
             partition: spec.partition,
             replica: spec.replica,
-            settings: ReplicaSettings {
-                segment_bytes: spec.settings.segment_bytes,
-                record_bytes_max: spec.settings.record_bytes_max,
-            },
+            settings: replica_settings(&spec),
         };
         Box::pin(async move {
             let replica = Self::open(self, spec).await.map_err(host_error)?;
             Ok(replica.group().clone())
         })
+    }
+
+    fn adjust(&self, spec: &ReplicaSpec) {
+        if let Some(Hosted::Open(replica)) = self.get(spec.partition) {
+            replica.adjust(replica_settings(spec));
+        }
     }
 
     fn delete(

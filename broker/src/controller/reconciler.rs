@@ -9,6 +9,7 @@
 //! - S22: a replica is deleted for a tombstone of its id and for nothing else. The view is
 //!   committed state and a tombstone is never taken back, so any view that holds it will do. A
 //!   replica that the view does not know is kept and reported.
+//! - An open replica follows its topic's settings.
 //! - S6: a replica that is quarantined is reported and left alone.
 
 use std::collections::btree_map::Entry;
@@ -70,6 +71,8 @@ pub enum HostError {
 pub trait Host: Send + Sync + 'static {
     /// Opens a replica, making it if it has never existed.
     fn open(&self, spec: ReplicaSpec) -> BoxFuture<'static, Result<(), HostError>>;
+    /// Gives an open replica the settings that its topic has now.
+    fn adjust(&self, spec: &ReplicaSpec);
     /// Closes a replica if it is open and deletes what is stored of it. No error if there is none.
     fn delete(
         &self,
@@ -120,8 +123,14 @@ impl Progress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Working,
-    Open { since: Instant, initialized: bool },
-    Failed { until: Instant },
+    Open {
+        since: Instant,
+        initialized: bool,
+        settings: TopicSettings,
+    },
+    Failed {
+        until: Instant,
+    },
     Quarantined,
     Deleted,
 }
@@ -129,6 +138,7 @@ enum State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Action {
     Open(ReplicaSpec),
+    Adjust(ReplicaSpec),
     Delete(PartitionId, ReplicaId),
     Initialize(PartitionId, ReplicaId, BTreeMap<ReplicaId, BrokerId>),
 }
@@ -155,6 +165,7 @@ fn plan(
                 Some(State::Open {
                     since,
                     initialized: false,
+                    ..
                 }) if !placement.born
                     && now >= *since + INITIALIZE_DELAY * rank
                     // S10: the first placement, whole, and only from within it.
@@ -168,6 +179,14 @@ fn plan(
                     actions.push(Action::Initialize(partition, replica, members));
                 }
                 _ => {}
+            }
+            let settings = match states.get(&replica) {
+                Some(State::Open { settings, .. }) => settings,
+                _ => continue,
+            };
+            let spec = spec_of(replica);
+            if spec.settings != *settings {
+                actions.push(Action::Adjust(spec));
             }
         }
     }
@@ -312,6 +331,13 @@ impl<H: Host, R: Reports> Reconciler<H, R> {
 
     fn start(&mut self, action: Action) {
         let work = match &action {
+            Action::Adjust(spec) => {
+                self.host.adjust(spec);
+                if let Some(State::Open { settings, .. }) = self.states.get_mut(&spec.replica) {
+                    *settings = spec.settings.clone();
+                }
+                return;
+            }
             Action::Open(spec) => {
                 self.partitions.insert(spec.replica, spec.partition);
                 self.states.insert(spec.replica, State::Working);
@@ -338,15 +364,23 @@ impl<H: Host, R: Reports> Reconciler<H, R> {
     fn finished(&mut self, action: &Action, outcome: Result<(), HostError>) {
         let (replica, done) = match action {
             Action::Open(spec) => {
-                let since = Instant::now();
-                let initialized = false;
-                (spec.replica, State::Open { since, initialized })
+                let opened = State::Open {
+                    since: Instant::now(),
+                    initialized: false,
+                    settings: spec.settings.clone(),
+                };
+                (spec.replica, opened)
             }
+            // Done when it was started.
+            Action::Adjust(_) => return,
             Action::Delete(_, replica) => (*replica, State::Deleted),
             Action::Initialize(partition, replica, _) => {
                 if let Err(error) = outcome {
                     tracing::warn!(%partition, %replica, %error, "a group was not initialized");
-                    if let Some(State::Open { initialized, since }) = self.states.get_mut(replica) {
+                    if let Some(State::Open {
+                        initialized, since, ..
+                    }) = self.states.get_mut(replica)
+                    {
                         *initialized = false;
                         *since = Instant::now() + RETRY_FIRST;
                     }

@@ -80,6 +80,7 @@ fn open(since: Instant) -> State {
     State::Open {
         since,
         initialized: false,
+        settings: TopicSettings::default(),
     }
 }
 
@@ -155,6 +156,7 @@ fn s22_only_tombstones_delete_and_only_here() {
 #[derive(Default)]
 struct World {
     open: BTreeSet<ReplicaId>,
+    settings: BTreeMap<ReplicaId, TopicSettings>,
     stored: BTreeMap<ReplicaId, PartitionId>,
     initialized: BTreeSet<PartitionId>,
     fail_opens: usize,
@@ -187,9 +189,16 @@ impl Host for Memory {
                 return Err(HostError::Quarantined("damage".to_owned()));
             }
             world.open.insert(spec.replica);
+            world.settings.insert(spec.replica, spec.settings);
             world.stored.insert(spec.replica, spec.partition);
             Ok(())
         })
+    }
+
+    fn adjust(&self, spec: &ReplicaSpec) {
+        let mut world = self.0.lock();
+        assert!(world.open.contains(&spec.replica));
+        world.settings.insert(spec.replica, spec.settings.clone());
     }
 
     fn delete(
@@ -296,6 +305,32 @@ async fn first_leaders_report_their_partitions_born_until_the_view_says_so() {
     let reports = running.world.0.lock().reports.len();
     tokio::time::sleep(REPORT_AGAIN * 3).await;
     assert_eq!(running.world.0.lock().reports.len(), reports);
+}
+
+#[tokio::test(start_paused = true)]
+async fn altered_topic_s_open_replicas_are_adjusted_and_stay_open() {
+    let mut running = start(view(3, true), World::default());
+    running.until(|_, progress| progress.open == 3).await;
+    let mut progress = running.progress.clone();
+    progress.mark_unchanged();
+    let mut altered = view(3, true);
+    let mut topic = Topic::clone(&altered.topics["t"]);
+    topic.settings.record_bytes_max = 7;
+    let topic = Arc::new(topic);
+    altered.topics_by_id.insert(topic.id, Arc::clone(&topic));
+    altered.topics.insert(topic.name.clone(), topic);
+    running.views.send_replace(Arc::new(altered));
+    running
+        .until(|world, _| {
+            let adjusted = world
+                .settings
+                .values()
+                .filter(|it| it.record_bytes_max == 7);
+            adjusted.count() == 3
+        })
+        .await;
+    // Ready all the while.
+    assert!(!progress.has_changed().unwrap());
 }
 
 #[tokio::test(start_paused = true)]

@@ -125,6 +125,20 @@ pub fn normalize<'a>(
     Ok(normal)
 }
 
+/// Checks that there is such a setting.
+///
+/// # Errors
+/// [`SettingsError::UnknownKey`].
+pub fn check_key(key: &str) -> Result<(), SettingsError> {
+    if KEYS.contains(&key) {
+        return Ok(());
+    }
+    Err(SettingsError::UnknownKey {
+        key: shortened(key),
+        nearest: nearest(key),
+    })
+}
+
 fn normal_value(key: &str, value: &str) -> Result<String, SettingsError> {
     let bad = |accepts| SettingsError::BadValue {
         key: shortened(key),
@@ -162,10 +176,7 @@ fn normal_value(key: &str, value: &str) -> Result<String, SettingsError> {
         "timestamp" => Err(bad("only `create` (the producer's time) for now")),
         "cleanup" if value == "delete" => Ok(value.to_owned()),
         "cleanup" => Err(bad("only `delete` for now (`compact` comes later)")),
-        _ => Err(SettingsError::UnknownKey {
-            key: shortened(key),
-            nearest: nearest(key),
-        }),
+        _ => check_key(key).and(Err(bad("this version does not know what to do with it"))),
     }
 }
 

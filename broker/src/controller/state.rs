@@ -147,6 +147,7 @@ impl ClusterState {
             Command::AdmitBroker(admit) => self.admit(admit.broker.unwrap_or_default()).map(Some),
             Command::CreateTopic(create) => self.create_topic(create).map(|()| None),
             Command::AddPartitions(add) => self.add_partitions(&add).map(|()| None),
+            Command::AlterTopic(alter) => self.alter_topic(alter).map(|()| None),
             Command::DeleteTopic(delete) => self.delete_topic(&delete).map(|()| None),
             Command::PartitionsBorn(born) => {
                 self.partitions_born(&born);
@@ -294,15 +295,7 @@ impl ClusterState {
 
     /// By target: proposed again, or after one that went further up, it changes nothing twice.
     fn add_partitions(&mut self, add: &internal::AddPartitionsCommand) -> Result<(), Refusal> {
-        let topic = TopicId::from_wire(&add.topic_id)
-            .and_then(|id| self.view.topics_by_id.get(&id))
-            .cloned();
-        let Some(topic) = topic else {
-            return refuse(
-                ErrorCode::UnknownTopic,
-                "the topic has been deleted, or made again under another id",
-            );
-        };
+        let topic = self.topic_of(&add.topic_id)?;
         refuse_internal(&topic)?;
         let present = u32::try_from(topic.partitions.len()).unwrap_or(u32::MAX);
         placement::check_growth(&topic.name, present, add.partitions)
@@ -324,6 +317,35 @@ impl ClusterState {
         topic.partitions.extend(partitions);
         self.put_topic(topic);
         Ok(())
+    }
+
+    /// By setting: proposed again, it changes nothing. S28: one incarnation and no other.
+    fn alter_topic(&mut self, alter: internal::AlterTopicCommand) -> Result<(), Refusal> {
+        let topic = self.topic_of(&alter.topic_id)?;
+        refuse_internal(&topic)?;
+        let mut config = topic.config.clone();
+        config.extend(alter.set);
+        for key in &alter.unset {
+            config.remove(key);
+        }
+        if config != topic.config {
+            self.put_topic(Topic {
+                settings: TopicSettings::from_config(&config),
+                config,
+                ..Topic::clone(&topic)
+            });
+        }
+        Ok(())
+    }
+
+    /// The topic of that incarnation.
+    fn topic_of(&self, wire: &[u8]) -> Result<Arc<Topic>, Refusal> {
+        let id = TopicId::from_wire(wire);
+        let topic = id.and_then(|id| self.view.topics_by_id.get(&id));
+        topic.map(Arc::clone).ok_or_else(|| Refusal {
+            code: ErrorCode::UnknownTopic,
+            message: "the topic has been deleted, or made again under another id".to_owned(),
+        })
     }
 
     /// S9: first placements with replica ids from the counter on, and where the counter is then.

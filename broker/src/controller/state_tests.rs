@@ -6,8 +6,9 @@ use proptest::prelude::*;
 
 use super::*;
 use qute_proto::internal::{
-    AddPartitionsCommand, AdmitBroker, BrokerList, CreateTopicCommand, DeleteTopicCommand,
-    PartitionBorn, PartitionsBorn, RegisterBroker, ReplicaDeleted, ReplicasDeleted,
+    AddPartitionsCommand, AdmitBroker, AlterTopicCommand, BrokerList, CreateTopicCommand,
+    DeleteTopicCommand, PartitionBorn, PartitionsBorn, RegisterBroker, ReplicaDeleted,
+    ReplicasDeleted,
 };
 
 const CLUSTER: [u8; 16] = [7; 16];
@@ -74,6 +75,24 @@ fn add(id: u8, partitions: u32, placement: &[&[u64]]) -> Command {
         topic_id: topic_id(id),
         partitions,
         placement: lists(placement),
+    })
+}
+
+fn alter(id: u8, set: &[(&str, &str)], unset: &[&str]) -> Command {
+    let pair = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+    Command::AlterTopic(AlterTopicCommand {
+        topic_id: topic_id(id),
+        set: set.iter().map(pair).collect(),
+        unset: unset.iter().map(|key| (*key).to_owned()).collect(),
+    })
+}
+
+fn create_groups(partitions: usize) -> Command {
+    Command::CreateTopic(CreateTopicCommand {
+        name: topic::GROUPS_NAME.to_owned(),
+        topic_id: TopicId::GROUPS.to_wire(),
+        config: BTreeMap::new(),
+        placement: lists(&vec![&[1][..]; partitions]),
     })
 }
 
@@ -383,6 +402,95 @@ fn add_partitions_command_golden_bytes() {
     assert_eq!(command.encode_to_vec(), golden);
 }
 
+#[test]
+fn alter_topic_command_golden_bytes() {
+    let command = ClusterCommand {
+        command: Some(alter(10, &[("b", "2"), ("a", "1")], &["c"])),
+    };
+    let mut golden = vec![0x4a, 37, 0x0a, 16];
+    golden.extend([10; 16]);
+    golden.extend([0x12, 6, 0x0a, 1, b'a', 0x12, 1, b'1']);
+    golden.extend([0x12, 6, 0x0a, 1, b'b', 0x12, 1, b'2']);
+    golden.extend([0x1a, 1, b'c']);
+    assert_eq!(command.encode_to_vec(), golden);
+}
+
+#[test]
+fn topic_altered_has_the_settings_named_and_keeps_the_others() {
+    let mut machine = Machine::founded();
+    machine.accepted(create("t", 10, &[&[1], &[2]]));
+    let before = machine.state.view().topics["t"].clone();
+    machine.accepted(alter(10, &[("retention_ms", "5")], &[]));
+    // Decided at the same time on the strength of the same view: neither undoes the other.
+    machine.accepted(alter(
+        10,
+        &[("record_bytes_max", "100")],
+        &["segment_bytes"],
+    ));
+    let topic = machine.state.view().topics["t"].clone();
+    let keys: Vec<_> = topic.config.keys().map(String::as_str).collect();
+    assert_eq!(keys, ["record_bytes_max", "retention_ms"]);
+    assert_eq!(topic.settings.retention_ms, Some(5));
+    assert_eq!(topic.settings.record_bytes_max, 100);
+    let defaults = TopicSettings::default();
+    assert_eq!(topic.settings.segment_bytes, defaults.segment_bytes);
+    assert_eq!(topic.partitions, before.partitions);
+    assert_eq!(machine.state.view().topics_by_id[&topic.id], topic);
+    // Proposed again: nothing changes.
+    machine.accepted(alter(
+        10,
+        &[("record_bytes_max", "100")],
+        &["segment_bytes"],
+    ));
+    assert!(Arc::ptr_eq(&machine.state.view().topics["t"], &topic));
+}
+
+// S28
+#[test]
+fn alteration_of_an_incarnation_that_is_gone_is_refused() {
+    let mut machine = Machine::founded();
+    machine.accepted(create("t", 10, &[&[1]]));
+    machine.accepted(delete("t", 10));
+    machine.accepted(create("t", 11, &[&[1]]));
+    let late = alter(10, &[("retention_ms", "5")], &[]);
+    assert_eq!(machine.refused(late).0, ErrorCode::UnknownTopic);
+}
+
+#[test]
+fn groups_topic_has_its_partitions_once_and_for_all() {
+    let mut machine = Machine::founded();
+    assert_eq!(
+        machine.refused(create_groups(15)).0,
+        ErrorCode::InvalidArgument
+    );
+    let misnamed = create(topic::GROUPS_NAME, 10, &[&[1]]);
+    assert_eq!(machine.refused(misnamed).0, ErrorCode::InvalidArgument);
+    machine.accepted(create_groups(16));
+    assert_eq!(machine.refused(create_groups(16)).0, ErrorCode::TopicExists);
+    let id = || TopicId::GROUPS.to_wire();
+    let changes = [
+        Command::DeleteTopic(DeleteTopicCommand {
+            name: topic::GROUPS_NAME.to_owned(),
+            topic_id: id(),
+        }),
+        Command::AddPartitions(AddPartitionsCommand {
+            topic_id: id(),
+            partitions: 17,
+            placement: lists(&[&[1]]),
+        }),
+        Command::AlterTopic(AlterTopicCommand {
+            topic_id: id(),
+            ..AlterTopicCommand::default()
+        }),
+    ];
+    for change in changes {
+        assert_eq!(machine.refused(change).0, ErrorCode::InvalidArgument);
+    }
+    // Not among those that people have made.
+    machine.accepted(create("t", 10, &[&[1], &[2]]));
+    assert_eq!(machine.state.view().counts(), (1, 2));
+}
+
 /// A log is read for ever: what a number means never changes.
 #[test]
 fn commands_keep_their_field_numbers() {
@@ -395,6 +503,7 @@ fn commands_keep_their_field_numbers() {
         (deleted(10, 0, 1), 6),
         (admit(4, 1, 4), 7),
         (add(10, 3, &[&[1]]), 8),
+        (alter(10, &[("a", "1")], &[]), 9),
     ] {
         let bytes = ClusterCommand {
             command: Some(command.clone()),
@@ -487,6 +596,11 @@ fn command() -> impl Strategy<Value = Command> {
                 add(id, partitions, &lists)
             }),
         (id.clone(), id.clone()).prop_map(|(name, id)| delete(&format!("t{name}"), id)),
+        (id.clone(), 0..3u32, any::<bool>()).prop_map(|(id, value, unset)| {
+            let value = value.to_string();
+            let unset: &[&str] = if unset { &["segment_bytes"] } else { &[] };
+            alter(id, &[("retention_ms", &value)], unset)
+        }),
         (id.clone(), 0..4u32).prop_map(|(id, p)| born(id, p)),
         (id, 0..4u32, 1..40u64).prop_map(|(id, p, r)| deleted(id, p, r)),
     ]

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use prost::Message as _;
 use qute_proto::ids::{BrokerId, TopicId};
 use qute_proto::internal::{
-    AddPartitionsCommand, BrokerList, ClusterCommand, CreateTopicCommand, DeleteTopicCommand,
-    cluster_command::Command,
+    AddPartitionsCommand, AlterTopicCommand, BrokerList, ClusterCommand, CreateTopicCommand,
+    DeleteTopicCommand, cluster_command::Command,
 };
 use qute_proto::topic;
 use qute_proto::v1::{self, ErrorCode};
@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use super::placement::{self, PARTITIONS_DEFAULT, PlacementError};
 use super::proposer::{Decided, Proposer, error};
-use super::settings;
+use super::settings::{self, SettingsError};
 use super::view::{ClusterView, Topic};
 
 /// How long the controller may take to decide.
@@ -186,6 +186,55 @@ pub async fn add_partitions(
         topic = topic.name, id = %topic.id, partitions = grown.partitions.len(), "partitions added"
     );
     Ok((grown, decided.index))
+}
+
+/// Changes a topic's settings; the decision is committed and in this broker's view on return. If it
+/// has them already, nothing is done.
+///
+/// # Errors
+/// Typed; `UNKNOWN_TOPIC` from here is final.
+///
+/// # Cancel safety
+/// A dropped call may have changed the settings.
+pub async fn alter(
+    request: v1::AlterTopicRequest,
+    proposer: &Proposer,
+    mut view: watch::Receiver<Arc<ClusterView>>,
+) -> Result<(Arc<Topic>, u64), v1::Error> {
+    refuse_internal(&request.name, "altered")?;
+    topic::check_name(&request.name)
+        .map_err(|problem| error(ErrorCode::InvalidTopicName, problem.to_string()))?;
+    let wanted_id = wanted_incarnation(&request.topic_id)?;
+    let bad = |problem: SettingsError| error(ErrorCode::InvalidArgument, problem.to_string());
+    let set = settings::normalize(&request.set).map_err(bad)?;
+    for key in &request.unset {
+        settings::check_key(key).map_err(bad)?;
+        if set.contains_key(key) {
+            let text = format!("topic setting `{key}`: either give it a value or unset it");
+            return Err(error(ErrorCode::InvalidArgument, text));
+        }
+    }
+    proposer.confirm().await?;
+    let now = Arc::clone(&view.borrow_and_update());
+    let topic = incarnation(&now, &request.name, wanted_id)?;
+    let has = |(key, value): (&String, &String)| topic.config.get(key) == Some(value);
+    let lacks = |key: &String| !topic.config.contains_key(key);
+    if set.iter().all(has) && request.unset.iter().all(lacks) {
+        return Ok((topic, now.index));
+    }
+    let command = encode(Command::AlterTopic(AlterTopicCommand {
+        topic_id: topic.id.to_wire(),
+        set,
+        unset: request.unset,
+    }));
+    let decided = decide(proposer, command, &mut view).await?;
+    let altered = view.borrow().topics_by_id.get(&topic.id).cloned();
+    let Some(altered) = altered else {
+        let text = format!("topic `{}` has been deleted meanwhile", request.name);
+        return Err(unknown(text));
+    };
+    tracing::info!(topic = topic.name, id = %topic.id, config = ?altered.config, "topic altered");
+    Ok((altered, decided.index))
 }
 
 /// The incarnation that a request names; `None`: whichever there is.

@@ -138,6 +138,10 @@ impl Keeper for GroupReplicas {
         })
     }
 
+    fn adjust(&self, _: &ReplicaSpec) {
+        // `__groups` can't be altered.
+    }
+
     fn delete(
         &self,
         partition: PartitionId,

@@ -82,10 +82,10 @@ impl Replicas {
     /// Not safe: a dropped call may leave the group open. Run it in a task of its own.
     pub async fn open(&self, spec: PartitionSpec) -> Result<Arc<Replica>, OpenError> {
         let (partition, id) = (spec.partition, spec.replica);
-        let record_bytes_max = spec.settings.record_bytes_max;
+        let settings = spec.settings;
         let open = || self.open_group(spec);
         let replica = self.hosting.open(partition, id, open).await?;
-        replica.set_record_bytes_max(record_bytes_max);
+        replica.adjust(settings);
         Ok(replica)
     }
 

@@ -20,6 +20,7 @@ use super::door::{Door, Pending};
 use super::error::Error;
 use super::intake;
 use super::machine::{Command, RecordsState};
+use super::registry::ReplicaSettings;
 use super::rounds::Rounds;
 use crate::env::Clock;
 use crate::raft::{
@@ -164,9 +165,11 @@ impl Replica {
         self.group.leadership()
     }
 
-    /// The topic's limit for one record has changed.
-    pub fn set_record_bytes_max(&self, bytes: u64) {
-        self.record_bytes_max.store(bytes, Ordering::Relaxed);
+    /// Gives it its topic's settings, which count from the next record and the next segment on.
+    pub fn adjust(&self, settings: ReplicaSettings) {
+        self.record_bytes_max
+            .store(settings.record_bytes_max, Ordering::Relaxed);
+        self.log.set_segment_bytes(settings.segment_bytes);
     }
 
     /// The leader epoch in which this replica serves: it leads, and has applied the first entry

@@ -183,7 +183,7 @@ impl Complaints {
 
 fn write_ahead(shared: &Shared, core: &LogCore, zeros: &[u8], complaints: &mut Complaints) {
     let mut open: Option<(u64, Arc<dyn File>)> = None;
-    while let Some((segment, path, piece)) = core.ahead.next_piece(core.segment_bytes) {
+    while let Some((segment, path, piece)) = core.ahead.next_piece(core.segment_bytes()) {
         let len = piece.end - piece.start;
         // S4: blocks written ahead never eat what is kept back.
         if core.failure().is_some() || !shared.space.is_ample(len) {

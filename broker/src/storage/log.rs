@@ -21,7 +21,7 @@ use super::log_core::LogCore;
 use super::meta_record::{MetaRecord, ResetMark};
 use super::space::Reservation;
 use super::state::{Plan, cost, plan_id};
-use super::types::{Frame, LogStats, NewFrame, Position, ReplicaKey, VoteRecord};
+use super::types::{Frame, LogConfig, LogStats, NewFrame, Position, ReplicaKey, VoteRecord};
 use super::writer::{Cut, Pending};
 
 /// See the module's documentation.
@@ -146,7 +146,7 @@ impl Log {
             };
             let length = u32::try_from(frame.payload.len()).unwrap_or(u32::MAX);
             let len = frame::stored_len(length);
-            let starts = state.roll_before(len, core.segment_bytes);
+            let starts = state.roll_before(len, core.segment_bytes());
             stored += len;
             cached += cost(&frame);
             let content_crc = frame::content_crc(payload_crc, &frame);
@@ -449,6 +449,19 @@ impl Log {
             .filter(|base| *base <= next)
             .chain(state.planned.iter().map(|plan| plan.base_index))
             .collect()
+    }
+
+    /// Closes segments at this size from the next append on. Sizes beyond what is allowed become the
+    /// nearest that is.
+    pub fn set_segment_bytes(&self, bytes: u64) {
+        let bytes = bytes.clamp(LogConfig::SEGMENT_BYTES_MIN, LogConfig::SEGMENT_BYTES_MAX);
+        self.core.segment_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Size at which segments are closed.
+    #[must_use]
+    pub fn segment_bytes(&self) -> u64 {
+        self.core.segment_bytes()
     }
 
     /// Lets the next append begin a new segment, unless there is nothing in the present one: what is

@@ -31,7 +31,8 @@ pub(super) struct LogCore {
     pub slot: u64,
     pub shared: Arc<Shared>,
     pub durability: Durability,
-    pub segment_bytes: u64,
+    /// Size at which a segment is closed. May change while the log is in use.
+    pub segment_bytes: AtomicU64,
     pub state: Mutex<State>,
     pub writer: Mutex<Writer>,
     pub ahead: Ahead,
@@ -61,7 +62,7 @@ impl LogCore {
             slot: SLOT.fetch_add(1, Ordering::Relaxed),
             shared,
             durability: config.durability,
-            segment_bytes: config.segment_bytes,
+            segment_bytes: AtomicU64::new(config.segment_bytes),
             state: Mutex::new(state),
             writer: Mutex::new(writer),
             ahead,
@@ -70,6 +71,10 @@ impl LogCore {
             failure: OnceLock::new(),
             failed: watch::Sender::new(false),
         }
+    }
+
+    pub(super) fn segment_bytes(&self) -> u64 {
+        self.segment_bytes.load(Ordering::Relaxed)
     }
 
     /// S4: the first failure is final for this process.

@@ -12,7 +12,7 @@ mod health;
 mod offsets;
 mod topics;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use qute_proto::ids::{BrokerId, ClusterId, TopicId};
@@ -64,6 +64,47 @@ impl TopicSpec {
     #[must_use]
     pub fn config(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.config.insert(name.into(), value.into());
+        self
+    }
+}
+
+/// Changes to a topic's settings. Those that are not named stay as they are.
+///
+/// ```
+/// let changes = qute_client::TopicChanges::new()
+///     .set("retention_ms", "2d")
+///     .unset("segment_bytes");
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TopicChanges {
+    /// Settings to be given, by name, as [`TopicSpec::config`] takes them.
+    pub set: BTreeMap<String, String>,
+    /// Settings to go back to their defaults.
+    pub unset: BTreeSet<String>,
+}
+
+impl TopicChanges {
+    /// No change yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives a setting a value. What was said about it before no longer counts.
+    #[must_use]
+    pub fn set(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        let name = name.into();
+        self.unset.remove(&name);
+        self.set.insert(name, value.into());
+        self
+    }
+
+    /// Lets a setting go back to its default. What was said about it before no longer counts.
+    #[must_use]
+    pub fn unset(mut self, name: impl Into<String>) -> Self {
+        let name = name.into();
+        self.set.remove(&name);
+        self.unset.insert(name);
         self
     }
 }

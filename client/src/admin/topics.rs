@@ -13,8 +13,8 @@ use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use super::{
-    OffsetSpec, PartitionDescription, ReplicaDescription, ReplicaRole, TopicDescription, TopicSpec,
-    list_each_offset,
+    OffsetSpec, PartitionDescription, ReplicaDescription, ReplicaRole, TopicChanges,
+    TopicDescription, TopicSpec, list_each_offset,
 };
 use crate::client::{Client, Shared};
 use crate::error::{Error, ErrorKind, Result};
@@ -134,6 +134,48 @@ impl Client {
         };
         self.until_usable(name, Some(topic.id), index, deadline)
             .await
+    }
+
+    /// Changes settings of a topic: those that are named, and no others. Returns the topic as it is
+    /// from then on; every broker goes by it within moments, for what comes next (a smaller
+    /// `record_bytes_max` refuses no record that is written already).
+    ///
+    /// Retries by itself until the client's call timeout. What is asked for twice is done once, and
+    /// only the topic's incarnation at the time of the call is meant, never one made since under the
+    /// same name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownTopic`]; [`ErrorKind::InvalidArgument`] for a setting that does not exist
+    /// or a value that it does not accept (then nothing is changed); [`ErrorKind::Timeout`].
+    ///
+    /// # Cancel safety
+    /// A dropped call may have changed the settings; calling it again is safe.
+    pub async fn alter_topic(&self, name: &str, changes: TopicChanges) -> Result<TopicDescription> {
+        check_name(name).map_err(|error| Error::topic_name(&error))?;
+        let deadline = Instant::now() + self.shared.config.call_timeout;
+        let topic = self.incarnation(name, deadline).await?;
+        let request = v1::AlterTopicRequest {
+            name: name.to_owned(),
+            set: changes.set.into_iter().collect(),
+            unset: changes.unset.into_iter().collect(),
+            topic_id: topic.id.to_wire(),
+        };
+        let call =
+            async |mut client: ClusterClient<Channel>| client.alter_topic(request.clone()).await;
+        let altered =
+            at_controller(&self.shared, deadline, call, |reply| reply.error.as_ref()).await;
+        let reply = altered.map_err(|refused| refused.error.with_topic(&name.into()))?;
+        let refreshed = self
+            .shared
+            .metadata
+            .refresh_to(reply.cluster_index, deadline);
+        refreshed.await?;
+        let view = self.view(vec![name.to_owned()], deadline).await?;
+        let mut topics = read_topics(&view)?.into_iter();
+        topics.find(|now| now.id == topic.id).ok_or_else(|| {
+            let text = "the topic was altered and has been deleted since";
+            Error::new(ErrorKind::UnknownTopic, text).with_topic(&name.into())
+        })
     }
 
     /// All topics but those of the cluster itself, by name, without offsets. Retries by itself until the client's call timeout.

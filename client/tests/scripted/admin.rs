@@ -9,10 +9,14 @@
 
 use crate::fake;
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use fake::{Fake, TOPIC};
-use qute_client::{Client, ClientConfig, ErrorKind, OffsetQuery, OffsetSpec, Record, TopicSpec};
+use qute_client::{
+    Client, ClientConfig, ErrorKind, OffsetQuery, OffsetSpec, Record, TopicChanges,
+    TopicDescription, TopicSpec,
+};
 
 /// An address that refuses connections.
 async fn refused_address() -> String {
@@ -162,6 +166,74 @@ async fn add_partitions_that_can_not_be_is_refused_with_the_topic_named() {
     }
     let refused = client.add_partitions("../x", 4).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidTopicName);
+}
+
+#[tokio::test]
+async fn alter_topic_changes_what_is_named_and_leaves_the_rest() {
+    let fake = Fake::start(3, 1).await;
+    fake.change(|state| {
+        state.controller = 3;
+        let config = HashMap::from([("segment_bytes".to_owned(), "65536".to_owned())]);
+        state.configs.insert(TOPIC.to_owned(), config);
+    });
+    let client = fake.client().await;
+    let changes = TopicChanges::new().set("retention_ms", "5000");
+    let topic = client.alter_topic(TOPIC, changes).await.unwrap();
+    let expected = [("retention_ms", "5000"), ("segment_bytes", "65536")];
+    let config = |topic: &TopicDescription| -> Vec<(String, String)> {
+        topic.config.clone().into_iter().collect()
+    };
+    assert_eq!(
+        config(&topic),
+        expected.map(|(key, value)| (key.to_owned(), value.to_owned()))
+    );
+    let changes = TopicChanges::new().unset("retention_ms");
+    let topic = client.alter_topic(TOPIC, changes).await.unwrap();
+    assert_eq!(topic.config.len(), 1);
+}
+
+#[tokio::test]
+async fn alter_topic_whose_answer_is_lost_succeeds() {
+    let fake = Fake::start(1, 1).await;
+    fake.state.lock().cut_alter = true;
+    let client = fake.client().await;
+    let changes = TopicChanges::new().set("retention_ms", "5000");
+    let topic = client.alter_topic(TOPIC, changes).await.unwrap();
+    assert_eq!(topic.config["retention_ms"], "5000");
+}
+
+#[tokio::test]
+async fn alter_topic_that_can_not_be_is_refused_with_the_topic_named() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    let good = TopicChanges::new().set("retention_ms", "1");
+    for (name, changes, kind) in [
+        (
+            TOPIC,
+            TopicChanges::new().set("colour", "1"),
+            ErrorKind::InvalidArgument,
+        ),
+        (
+            TOPIC,
+            good.clone().unset("colour"),
+            ErrorKind::InvalidArgument,
+        ),
+        ("nope", good.clone(), ErrorKind::UnknownTopic),
+    ] {
+        let refused = client.alter_topic(name, changes).await.unwrap_err();
+        assert_eq!((refused.kind(), refused.topic()), (kind, Some(name)));
+    }
+    let refused = client.alter_topic("../x", good).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidTopicName);
+    assert_eq!(fake.state.lock().configs.len(), 0);
+}
+
+#[test]
+fn topic_changes_keep_the_last_word_on_each_setting() {
+    let changes = TopicChanges::new().set("a", "1").unset("a").unset("b");
+    assert_eq!((changes.set.len(), changes.unset.len()), (0, 2));
+    let changes = changes.set("b", "2");
+    assert_eq!((changes.set["b"].as_str(), changes.unset.len()), ("2", 1));
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use qute_client::{
     BatchConsumer, Client, ClientConfig, ClientStats, CloseReport, ConsumedRecord, Consumer,
     ConsumerBuilder, ConsumerControl, ConsumerEvent, DeadLetter, Error, EventConsumer, OffsetSpec,
     Position, Producer, ProducerConfig, ProducerSink, Record, Reservation, Result, Ticket,
-    TopicSpec, TraceContext, TypedConsumer, TypedProducer, TypedRecord, Utf8Codec,
+    TopicChanges, TopicSpec, TraceContext, TypedConsumer, TypedProducer, TypedRecord, Utf8Codec,
 };
 
 fn shared<T: Send + Sync + 'static>() {}
@@ -50,6 +50,7 @@ fn public_futures_are_send(client: &Client, producer: Producer, control: &Consum
     sent(Client::from_env());
     sent(client.create_topic(TopicSpec::new("t")));
     sent(client.add_partitions("t", 2));
+    sent(client.alter_topic("t", TopicChanges::new()));
     sent(client.delete_topic("t"));
     sent(client.list_topics());
     sent(client.describe_topic("t"));

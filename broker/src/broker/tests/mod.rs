@@ -5,4 +5,5 @@ mod following;
 mod groups;
 mod groups_topic;
 mod partitions;
+mod settings;
 mod stopping;

@@ -75,16 +75,16 @@ fn purged(handle: &GroupHandle) -> u64 {
     handle.log().purged().map_or(0, |purged| purged.index)
 }
 
-/// Until everything that checkpoints allow is gone.
-async fn cut(handle: &GroupHandle) {
-    eventually("the cut", async || {
-        let checkpoints = handle.log().checkpoint_indexes();
-        let last = handle.log().last().unwrap().index;
-        let tail = last - checkpoints.first().copied().unwrap_or(0);
-        // Two intervals, and what has been applied since.
-        (tail * ENTRY_BYTES < 4 << 20).then_some(())
-    })
-    .await;
+/// Commands from `next` on, until everything up to `beyond` is gone from the leader's log. Gives the
+/// number after the last.
+async fn propose_until_cut(leader: &GroupHandle, mut next: u64, beyond: u64) -> u64 {
+    let started = tokio::time::Instant::now();
+    while purged(leader) <= beyond {
+        propose(leader, next..next + 5000, 8).await;
+        next += 5000;
+        assert!(started.elapsed() < PATIENCE, "never cut");
+    }
+    next
 }
 
 async fn commands(count: usize) -> Cluster {
@@ -101,12 +101,11 @@ async fn hundreds_of_thousands_of_commands_leave_a_small_directory_and_a_short_r
     let (_, leader) = cluster.leader().await;
     let count = 250_000;
     propose(&leader, 1..count + 1, 8).await;
-    cut(&leader).await;
-    assert!(purged(&leader) > count / 2, "{}", purged(&leader));
     eventually("files are gone", async || {
         (directory_bytes(&cluster.dir(0)) < DIRECTORY_BYTES_MAX).then_some(())
     })
     .await;
+    assert!(purged(&leader) > count / 2, "{}", purged(&leader));
     // Two to fall back on, and one that may just have been saved.
     let checkpoints = leader.log().checkpoint_indexes();
     assert!((2..=3).contains(&checkpoints.len()), "{checkpoints:?}");
@@ -132,23 +131,19 @@ async fn hundreds_of_thousands_of_commands_leave_a_small_directory_and_a_short_r
 async fn damaged_newest_checkpoint_is_made_up_for_by_the_one_before() {
     let mut cluster = commands(1).await;
     let (_, leader) = cluster.leader().await;
-    let count = 40_000;
-    propose(&leader, 1..count + 1, 8).await;
-    cut(&leader).await;
-    assert!(purged(&leader) > 0);
+    let last = propose_until_cut(&leader, 1, 0).await - 1;
     let damaged = *leader.log().checkpoint_indexes().last().unwrap();
     drop(leader);
     cluster.stop(0).await;
     let path = find(&cluster.dir(0), &format!("{damaged:020}.ckpt")).unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
-    let last = bytes.len() - 1;
-    bytes[last] ^= 1;
+    *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&path, bytes).unwrap();
 
     cluster.numbers[0] = super::harness::Numbers::default();
     cluster.restart(0).await;
     let (_, leader) = cluster.leader().await;
-    applied(&cluster, 0, count).await;
+    applied(&cluster, 0, last).await;
     drop(leader);
     cluster.stop_all().await;
 }
@@ -176,10 +171,7 @@ async fn follower_that_was_down_for_long_catches_up_by_snapshot_and_one_away_for
     applied(&cluster, down, 999).await;
     cluster.stop(down).await;
     cluster.numbers[down] = super::harness::Numbers::default();
-    let count = 60_000;
-    propose(&leader, 1000..count, 8).await;
-    cut(&leader).await;
-    assert!(purged(&leader) > 1000, "{}", purged(&leader));
+    let count = propose_until_cut(&leader, 1000, 2000).await;
     let back = cluster.restart(down).await;
     applied(&cluster, down, count - 1).await;
     // It began anew where a checkpoint of the leader stands, and the log goes on from there.
@@ -204,14 +196,16 @@ async fn follower_that_was_down_for_long_catches_up_by_snapshot_and_one_away_for
 async fn whole_group_restarted_after_cuts_holds_the_same_and_goes_on() {
     let mut cluster = commands(3).await;
     let (_, leader) = cluster.leader().await;
-    let count = 50_000;
-    propose(&leader, 1..count, 8).await;
+    let mut count = propose_until_cut(&leader, 1, 0).await;
+    // Each by itself, leader or not.
+    while (0..3).any(|at| purged(&cluster.handle(at)) == 0) {
+        propose(&leader, count..count + 5000, 8).await;
+        count += 5000;
+        assert!(count < 1_000_000, "never cut");
+    }
     drop(leader);
     for at in 0..3 {
         applied(&cluster, at, count - 1).await;
-        // Each by itself, leader or not.
-        let handle = cluster.handle(at);
-        eventually("each has cut", async || (purged(&handle) > 0).then_some(())).await;
     }
     for at in 0..3 {
         cluster.stop(at).await;

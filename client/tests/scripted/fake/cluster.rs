@@ -193,6 +193,53 @@ impl Cluster for Endpoint {
         })
     }
 
+    /// Knows the setting `retention_ms` and numbers for it.
+    async fn alter_topic(
+        &self,
+        request: Request<v1::AlterTopicRequest>,
+    ) -> Result<Response<v1::AlterTopicResponse>, Status> {
+        let request = request.into_inner();
+        let refuse = |error| {
+            Ok(Response::new(v1::AlterTopicResponse {
+                error: Some(error),
+                ..Default::default()
+            }))
+        };
+        self.fake.change(|state| {
+            if state.controller != self.broker {
+                return refuse(not_leader(state.controller, 1));
+            }
+            let topic = state.topics.get(&request.name).cloned();
+            let Some(topic) = topic.filter(|(id, _)| id.to_wire() == request.topic_id) else {
+                return refuse(v1::Error {
+                    authoritative: true,
+                    ..error(ErrorCode::UnknownTopic)
+                });
+            };
+            let known = |key: &String| key == "retention_ms";
+            let accepted = request
+                .set
+                .values()
+                .all(|value| value.parse::<u64>().is_ok());
+            let mut keys = request.set.keys().chain(&request.unset);
+            if !accepted || !keys.all(known) {
+                return refuse(error(ErrorCode::InvalidArgument));
+            }
+            state.cluster_index += 1;
+            let config = state.configs.entry(request.name.clone()).or_default();
+            config.extend(request.set);
+            config.retain(|key, _| !request.unset.contains(key));
+            if std::mem::take(&mut state.cut_alter) {
+                return Err(Status::unavailable("cut"));
+            }
+            Ok(Response::new(v1::AlterTopicResponse {
+                topic: Some(topic_info(&request.name, &topic)),
+                cluster_index: state.cluster_index,
+                error: None,
+            }))
+        })
+    }
+
     async fn delete_topic(
         &self,
         request: Request<v1::DeleteTopicRequest>,

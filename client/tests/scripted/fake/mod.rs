@@ -113,6 +113,10 @@ pub struct State {
     pub told_ms: u64,
     /// The next call to add partitions: add them, then fail the call.
     pub cut_add: bool,
+    /// Settings by topic.
+    pub configs: HashMap<String, HashMap<String, String>>,
+    /// The answer to the next alteration is lost.
+    pub cut_alter: bool,
     /// So many partitions more, which somebody else adds right after that.
     pub added_elsewhere: usize,
     /// What brokers that are cut off from the others believe.
@@ -193,6 +197,8 @@ impl Fake {
             faults: BTreeMap::new(),
             told_ms: 0,
             cut_add: false,
+            configs: HashMap::new(),
+            cut_alter: false,
             added_elsewhere: 0,
             old_views: BTreeMap::new(),
             flip_bit_in_fetch: false,
@@ -347,7 +353,10 @@ impl State {
             topics: self
                 .topics
                 .iter()
-                .map(|(name, topic)| topic_info(name, topic))
+                .map(|(name, topic)| v1::TopicInfo {
+                    config: self.configs.get(name).cloned().unwrap_or_default(),
+                    ..topic_info(name, topic)
+                })
                 .collect(),
             controller: Some(v1::LeaderHint {
                 broker_id: self.controller,
