@@ -67,6 +67,7 @@ impl Office {
             replica::Error::Overloaded => ErrorCode::Overloaded,
             replica::Error::StorageFull => ErrorCode::StorageFull,
             replica::Error::TooLarge { .. } => ErrorCode::InvalidArgument,
+            replica::Error::StateFull { .. } => ErrorCode::GroupLimit,
             replica::Error::OutcomeUnknown => ErrorCode::OutcomeUnknown,
             replica::Error::Malformed(_) => ErrorCode::Internal,
             replica::Error::Quarantined(_) => ErrorCode::ReplicaQuarantined,
