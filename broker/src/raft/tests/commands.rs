@@ -23,9 +23,12 @@ fn command(number: u64, size: usize) -> Payload {
     Payload::command(batch(number, size).bytes, 1_700_000_000_000 + number)
 }
 
-/// Commands in order, many in flight.
+/// Commands in order, many in flight. The last one is the last, though a machine under load may have
+/// refused some.
 async fn propose(leader: &GroupHandle, numbers: std::ops::Range<u64>, size: usize) {
+    let last = numbers.end - 1;
     let numbers: Vec<u64> = numbers.collect();
+    let mut refused = false;
     for some in numbers.chunks(2000) {
         let mut proposals = Vec::with_capacity(some.len());
         for number in some {
@@ -37,9 +40,21 @@ async fn propose(leader: &GroupHandle, numbers: std::ops::Range<u64>, size: usiz
             );
         }
         for proposal in proposals {
-            let applied = tokio::time::timeout(PATIENCE, proposal).await.unwrap();
-            applied.unwrap();
+            match tokio::time::timeout(PATIENCE, proposal).await.unwrap() {
+                Ok(_) => {}
+                Err(ProposalError::LeaseExpired) => refused = true,
+                Err(error) => panic!("{error}"),
+            }
         }
+        if refused {
+            // S15
+            leader.confirm(PATIENCE).await.unwrap();
+        }
+    }
+    if refused {
+        let again = batch(last, size).bytes;
+        let applied = leader.command(again, 1_800_000_000_000, None, PATIENCE);
+        applied.await.unwrap();
     }
 }
 
