@@ -14,6 +14,10 @@ use super::group::{Group, unknown_member};
 use super::members::{Seat, member_id, topic_id};
 use super::offsets::fenced;
 
+/// Partitions that a group knows, at most. Those that were ever assigned are kept while there are
+/// members, for their epochs: this bounds what a member can make up.
+const KNOWN_MAX: usize = 200_000;
+
 impl Group {
     /// Compare-and-set: for the present generation, and only the first.
     pub(super) fn publish(
@@ -100,6 +104,14 @@ impl Group {
                     "the assignment names partition {} of topic {} twice",
                     twice.1, twice.0
                 ),
+            );
+        }
+        let is_new = |it: &&(TopicId, u32, Seat)| self.slots.get(it.0, it.1).is_none();
+        let known = self.slots.len() + targets.iter().filter(is_new).count();
+        if known > KNOWN_MAX {
+            return refuse(
+                ErrorCode::GroupLimit,
+                format!("the group would know {known} partitions, {KNOWN_MAX} are allowed"),
             );
         }
         Ok(targets)

@@ -29,7 +29,7 @@ use qute_proto::v1::AssignorVersion;
 
 use super::group::Group;
 use super::members::{Member, Seat, Subscription};
-use super::slots::{Committed, Slot};
+use super::slots::{Claim, Committed, Slot};
 use super::{Groups, Totals, Weight};
 use crate::raft::RestoreError;
 
@@ -331,7 +331,7 @@ impl<'a> Reader<'a> {
                 return Err(malformed("order of topics"));
             }
             last = Some(topic);
-            self.slots(&mut group, topic, &seats, time_ms)?;
+            group.slots.append(topic, self.slots(&seats, time_ms)?);
         }
         Ok(group)
     }
@@ -366,36 +366,26 @@ impl<'a> Reader<'a> {
         Ok(member)
     }
 
-    fn slots(
-        &mut self,
-        group: &mut Group,
-        topic: TopicId,
-        seats: &[Seat],
-        time_ms: u64,
-    ) -> Result<(), RestoreError> {
+    fn slots(&mut self, seats: &[Seat], time_ms: u64) -> Result<Vec<Slot>, RestoreError> {
         let count = self.number()?;
         if count == 0 {
             return Err(malformed("topic without partitions"));
         }
+        // Each takes two bytes at least.
+        let most = self.input.len() / 2;
+        let mut slots = Vec::with_capacity(usize::try_from(count).unwrap_or(most).min(most));
         let mut next = 0u64;
         for _ in 0..count {
             let number = next.checked_add(self.number()?);
             let partition = number.and_then(|it| u32::try_from(it).ok());
             let partition = partition.ok_or_else(|| malformed("partition"))?;
             next = u64::from(partition) + 1;
-            self.slot(group, topic, partition, seats, time_ms)?;
+            slots.push(self.slot(partition, seats, time_ms)?);
         }
-        Ok(())
+        Ok(slots)
     }
 
-    fn slot(
-        &mut self,
-        group: &mut Group,
-        topic: TopicId,
-        partition: u32,
-        seats: &[Seat],
-        time_ms: u64,
-    ) -> Result<(), RestoreError> {
+    fn slot(&mut self, partition: u32, seats: &[Seat], time_ms: u64) -> Result<Slot, RestoreError> {
         let flags = self.byte()?;
         let is = |flag: u8| flags & flag != 0;
         let is_known = flags < METADATA << 1;
@@ -410,23 +400,23 @@ impl<'a> Reader<'a> {
             let seat = seats.get(number).copied();
             seat.map(Some).ok_or_else(|| malformed("holder or target"))
         };
-        let (holder, target) = (seat(is(HELD))?, seat(is(TARGETED))?);
-        let claim_epoch = if is(CLAIMED) { self.number()? } else { 0 };
-        if let Some(slot) = group.slots.known(topic, partition) {
-            (slot.holder, slot.target, slot.claim_epoch) = (holder, target, claim_epoch);
+        let claim = Claim {
+            holder: seat(is(HELD))?,
+            target: seat(is(TARGETED))?,
+            epoch: if is(CLAIMED) { self.number()? } else { 0 },
+        };
+        if !is(COMMITTED) {
+            return Ok(Slot::restored(partition, claim, None));
         }
-        if is(COMMITTED) {
-            let committed = Committed {
-                offset: self.number()?,
-                leader_epoch: self.number()?,
-                time_ms: self.past(time_ms)?,
-                metadata: if is(METADATA) { self.text()? } else { "" },
-            };
-            if !Committed::can_be(committed.offset) {
-                return Err(malformed("offset"));
-            }
-            group.slots.set_committed(topic, partition, &committed);
+        let committed = Committed {
+            offset: self.number()?,
+            leader_epoch: self.number()?,
+            time_ms: self.past(time_ms)?,
+            metadata: if is(METADATA) { self.text()? } else { "" },
+        };
+        if !Committed::can_be(committed.offset) {
+            return Err(malformed("offset"));
         }
-        Ok(())
+        Ok(Slot::restored(partition, claim, Some(&committed)))
     }
 }

@@ -53,6 +53,14 @@ pub struct Slot {
 
 const _: () = assert!(size_of::<Slot>() == 48);
 
+/// Who has a partition, and who is to have it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Claim {
+    pub(super) holder: Option<Seat>,
+    pub(super) target: Option<Seat>,
+    pub(super) epoch: u64,
+}
+
 impl Slot {
     fn new(partition: u32) -> Self {
         Self {
@@ -65,6 +73,24 @@ impl Slot {
             time_ms: 0,
             metadata: None,
         }
+    }
+
+    /// As it was in a checkpoint.
+    pub(super) fn restored(
+        partition: u32,
+        claim: Claim,
+        committed: Option<&Committed<'_>>,
+    ) -> Self {
+        let mut slot = Self {
+            holder: claim.holder,
+            target: claim.target,
+            claim_epoch: claim.epoch,
+            ..Self::new(partition)
+        };
+        if let Some(committed) = committed {
+            slot.set(committed);
+        }
+        slot
     }
 
     /// Its number within the topic.
@@ -152,6 +178,18 @@ pub struct Slots {
 }
 
 impl Slots {
+    /// How many are known, with or without a committed offset.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether none is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// How many have a committed offset.
     #[must_use]
     pub fn committed(&self) -> usize {
@@ -218,6 +256,18 @@ impl Slots {
         slots.get_mut(at)
     }
 
+    /// Partitions of a topic behind all others, in the order of their numbers.
+    pub(super) fn append(&mut self, topic: TopicId, slots: Vec<Slot>) {
+        slots.iter().for_each(|slot| self.count(slot));
+        self.topics.push(TopicSlots { topic, slots });
+    }
+
+    fn count(&mut self, slot: &Slot) {
+        self.len += 1;
+        self.committed += usize::from(slot.offset != NONE);
+        self.metadata_bytes += slot.metadata_bytes();
+    }
+
     /// Sets the committed offset, forwards or back.
     pub(super) fn set_committed(
         &mut self,
@@ -253,19 +303,16 @@ impl Slots {
 
     /// Forgets partitions.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(TopicId, &Slot) -> bool) {
-        for it in &mut self.topics {
+        let topics = std::mem::take(self).topics;
+        for mut it in topics {
             let before = it.slots.len();
             it.slots.retain(|slot| keep(it.topic, slot));
             if it.slots.len() < before {
                 it.slots.shrink_to_fit();
             }
-        }
-        self.topics.retain(|it| !it.slots.is_empty());
-        (self.len, self.committed, self.metadata_bytes) = (0, 0, 0);
-        for slot in self.topics.iter().flat_map(|it| &it.slots) {
-            self.len += 1;
-            self.committed += usize::from(slot.offset != NONE);
-            self.metadata_bytes += slot.metadata_bytes();
+            if !it.slots.is_empty() {
+                self.append(it.topic, it.slots);
+            }
         }
     }
 

@@ -171,3 +171,14 @@ fn description_tells_members_claims_and_offsets() {
     assert_eq!(described.offsets[0].offset, 7);
     assert_eq!(described.offsets[0].time_ms, log.time_ms);
 }
+
+#[test]
+fn assignment_of_more_partitions_than_a_group_may_know_is_refused() {
+    let mut log = Log::with_members(1);
+    log.does(subscribes(0, &[(0, 1_000_000)]));
+    let made_up: Vec<u32> = (0..200_001).collect();
+    let (code, _) = log.refuses(publishes(0, 2, &[(0, &made_up)]));
+    assert_eq!(code, ErrorCode::GroupLimit);
+    log.does(publishes(0, 2, &[(0, &made_up[1..])]));
+    assert_eq!(log.claims().len(), 200_000);
+}
