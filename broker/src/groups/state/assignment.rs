@@ -4,6 +4,8 @@
 //! assignment and nobody holds it. It is given up by its holder ([`Group::release`], leaving), or
 //! taken with its holder's membership; in between it only changes its epoch.
 
+use std::collections::BTreeMap;
+
 use qute_proto::ids::TopicId;
 use qute_proto::internal::{GroupsReply, PublishAssignment, ReleaseClaims};
 use qute_proto::v1::{ClaimRelease, ErrorCode, OffsetCommitted};
@@ -12,7 +14,8 @@ use super::At;
 use super::command::{Refusal, refuse};
 use super::group::{Group, unknown_member};
 use super::members::{Seat, member_id, topic_id};
-use super::offsets::fenced;
+use super::offsets::{advance, check_offset, fenced};
+use super::slots::{Committed, Entry};
 
 /// Partitions that a group knows, at most. Those that were ever assigned are kept while there are
 /// members, for their epochs: this bounds what a member can make up.
@@ -49,8 +52,8 @@ impl Group {
             slot.target = None;
         }
         for (topic, partition, seat) in targets {
-            if let Some(slot) = self.slots.known(topic, partition) {
-                slot.target = Some(seat);
+            if let Some(known) = self.slots.known(topic, partition) {
+                known.slot.target = Some(seat);
             }
         }
         self.assigned_generation = self.generation;
@@ -64,6 +67,7 @@ impl Group {
         &self,
         publish: &PublishAssignment,
     ) -> Result<Vec<(TopicId, u32, Seat)>, Refusal> {
+        let counts = self.partition_counts();
         let mut targets = Vec::new();
         for one in &publish.assignment {
             let id = member_id(&one.member_id)?;
@@ -81,7 +85,7 @@ impl Group {
                         format!("the assignment gives {id} topic {topic}, which it does not read"),
                     );
                 }
-                let count = self.partitions_of(topic);
+                let count = counts.get(&topic).copied().unwrap_or(0);
                 if let Some(beyond) = partitions.partitions.iter().find(|it| **it >= count) {
                     return refuse(
                         ErrorCode::InvalidArgument,
@@ -119,13 +123,13 @@ impl Group {
 
     /// As many as the best informed member knows of: whoever assigns may know more than the one
     /// that is assigned to.
-    fn partitions_of(&self, topic: TopicId) -> u32 {
-        let subscriptions = self.members.iter().flat_map(|member| &member.topics);
-        subscriptions
-            .filter(|one| one.topic == topic)
-            .map(|one| one.partitions)
-            .max()
-            .unwrap_or(0)
+    fn partition_counts(&self) -> BTreeMap<TopicId, u32> {
+        let mut counts = BTreeMap::new();
+        for one in self.members.iter().flat_map(|member| &member.topics) {
+            let count = counts.entry(one.topic).or_insert(0);
+            *count = one.partitions.max(*count);
+        }
+        counts
     }
 
     pub(super) fn release(
@@ -156,21 +160,27 @@ impl Group {
         at: At,
     ) -> Result<OffsetCommitted, Refusal> {
         let topic = topic_id(&claim.topic_id)?;
-        self.check_claim(seat, topic, claim.partition, claim.claim_epoch)?;
+        let held = self.held(seat, topic, claim.partition, claim.claim_epoch)?;
+        let in_force = held.slot.committed().map_or(0, |it| it.offset);
         let offset = match claim.offset {
-            Some(offset) => self.advance(
-                topic,
-                claim.partition,
-                offset,
-                claim.leader_epoch,
-                &claim.metadata,
-                at,
-            )?,
-            None => self.committed_offset(topic, claim.partition),
+            Some(offset) => {
+                check_offset(offset)?;
+                held.slot.holder = None;
+                advance(
+                    held,
+                    &Committed {
+                        offset,
+                        leader_epoch: claim.leader_epoch,
+                        time_ms: at.time_ms,
+                        metadata: &claim.metadata,
+                    },
+                )
+            }
+            None => {
+                held.slot.holder = None;
+                in_force
+            }
         };
-        if let Some(slot) = self.slots.get_mut(topic, claim.partition) {
-            slot.holder = None;
-        }
         self.touch(seat, at);
         Ok(OffsetCommitted {
             offset,
@@ -178,17 +188,17 @@ impl Group {
         })
     }
 
-    /// Whether a member holds a claim at its present epoch.
-    pub(super) fn check_claim(
-        &self,
+    /// What a member holds a claim of, at its present epoch.
+    pub(super) fn held(
+        &mut self,
         seat: Seat,
         topic: TopicId,
         partition: u32,
         epoch: u64,
-    ) -> Result<(), Refusal> {
-        match self.slots.get(topic, partition) {
-            Some(slot) if slot.holder == Some(seat) && slot.claim_epoch == epoch => Ok(()),
-            slot => Err(fenced(topic, partition, epoch, slot)),
+    ) -> Result<Entry<'_>, Refusal> {
+        match self.slots.entry(topic, partition) {
+            Some(it) if it.slot.holder == Some(seat) && it.slot.claim_epoch == epoch => Ok(it),
+            it => Err(fenced(topic, partition, epoch, it.map(|it| &*it.slot))),
         }
     }
 

@@ -107,7 +107,7 @@ impl Groups {
             groups
                 .totals
                 .replace(&Weight::default(), &Weight::of(&group));
-            groups.groups.insert(Arc::from(name), group);
+            groups.groups.insert(Arc::from(name), Box::new(group));
         }
         if !reader.input.is_empty() {
             return Err(malformed("end"));

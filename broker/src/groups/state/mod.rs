@@ -84,7 +84,8 @@ pub struct Totals {
 /// All groups of a partition, by name.
 #[derive(Debug, Clone, Default)]
 pub struct Groups {
-    groups: BTreeMap<Arc<str>, Group>,
+    /// Boxed: nodes of the tree are half empty.
+    groups: BTreeMap<Arc<str>, Box<Group>>,
     /// The greatest broker time applied.
     time_ms: u64,
     totals: Totals,
@@ -94,14 +95,15 @@ impl Groups {
     /// A group.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Group> {
-        self.groups.get(name)
+        self.groups.get(name).map(|group| &**group)
     }
 
     /// All groups with names behind this one, in the order of their names; behind the empty name:
     /// all there are.
     pub fn iter_after<'a>(&'a self, name: &str) -> impl Iterator<Item = (&'a Arc<str>, &'a Group)> {
-        self.groups
-            .range::<str, _>((Bound::Excluded(name), Bound::Unbounded))
+        let behind = (Bound::Excluded(name), Bound::Unbounded);
+        let groups = self.groups.range::<str, _>(behind);
+        groups.map(|(name, group)| (name, &**group))
     }
 
     /// How many there are.
@@ -246,7 +248,7 @@ impl Groups {
         if !group.is_idle() {
             let name: Arc<str> = name.into();
             self.totals.replace(&Weight::default(), &Weight::of(&group));
-            self.groups.insert(Arc::clone(&name), group);
+            self.groups.insert(Arc::clone(&name), Box::new(group));
             changed.push(name);
         }
         result
@@ -276,8 +278,7 @@ impl Groups {
     }
 
     fn known(&self, name: &str) -> Result<&Group, Refusal> {
-        let group = self.groups.get(name);
-        group.ok_or_else(|| {
+        self.get(name).ok_or_else(|| {
             Refusal::new(
                 ErrorCode::UnknownGroup,
                 format!("there is no group `{name}`"),

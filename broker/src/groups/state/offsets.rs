@@ -12,7 +12,7 @@ use super::At;
 use super::command::{Refusal, refuse};
 use super::group::Group;
 use super::members::{Seat, topic_id};
-use super::slots::{Committed, Slot};
+use super::slots::{Committed, Entry, Slot};
 
 impl Group {
     pub(super) fn commit(
@@ -52,57 +52,22 @@ impl Group {
         at: At,
     ) -> Result<OffsetCommitted, Refusal> {
         let topic = topic_id(&one.topic_id)?;
-        if let Some(seat) = seat {
-            self.check_claim(seat, topic, one.partition, one.claim_epoch)?;
-        }
-        let (offset, leader_epoch) = (one.offset, one.leader_epoch);
-        let in_force = self.advance(
-            topic,
-            one.partition,
-            offset,
-            leader_epoch,
-            &one.metadata,
-            at,
-        )?;
+        check_offset(one.offset)?;
+        let entry = match seat {
+            Some(seat) => Some(self.held(seat, topic, one.partition, one.claim_epoch)?),
+            None => self.slots.known(topic, one.partition),
+        };
+        let committed = Committed {
+            offset: one.offset,
+            leader_epoch: one.leader_epoch,
+            time_ms: at.time_ms,
+            metadata: &one.metadata,
+        };
+        let offset = entry.map_or(0, |entry| advance(entry, &committed));
         Ok(OffsetCommitted {
-            offset: in_force,
+            offset,
             error: None,
         })
-    }
-
-    /// Moves the committed offset forwards; it stays where it is ahead already. What is in force
-    /// then.
-    pub(super) fn advance(
-        &mut self,
-        topic: TopicId,
-        partition: u32,
-        offset: u64,
-        leader_epoch: u64,
-        metadata: &str,
-        at: At,
-    ) -> Result<u64, Refusal> {
-        if !Committed::can_be(offset) {
-            return refuse(ErrorCode::InvalidArgument, format!("{offset} is no offset"));
-        }
-        let slot = self.slots.get(topic, partition);
-        let before = slot.and_then(Slot::committed).map(|it| it.offset);
-        if let Some(before) = before.filter(|before| *before > offset) {
-            return Ok(before);
-        }
-        let committed = Committed {
-            offset,
-            leader_epoch,
-            time_ms: at.time_ms,
-            metadata,
-        };
-        self.slots.set_committed(topic, partition, &committed);
-        Ok(offset)
-    }
-
-    /// 0: none.
-    pub(super) fn committed_offset(&self, topic: TopicId, partition: u32) -> u64 {
-        let slot = self.slots.get(topic, partition);
-        slot.and_then(Slot::committed).map_or(0, |it| it.offset)
     }
 
     /// Whole or not at all. Where a member holds the claim it begins anew under a new epoch, and
@@ -125,9 +90,15 @@ impl Group {
                         time_ms: at.time_ms,
                         metadata: "",
                     };
-                    self.slots.set_committed(topic, one.partition, &committed);
+                    if let Some(entry) = self.slots.known(topic, one.partition) {
+                        entry.commit(&committed);
+                    }
                 }
-                None => self.slots.forget_committed(topic, one.partition),
+                None => {
+                    if let Some(entry) = self.slots.entry(topic, one.partition) {
+                        entry.forget();
+                    }
+                }
             }
             let slot = self.slots.get_mut(topic, one.partition);
             if let Some(slot) = slot
@@ -142,9 +113,7 @@ impl Group {
 
     fn check_reset(&self, one: &OffsetReset, force: bool) -> Result<TopicId, Refusal> {
         let topic = topic_id(&one.topic_id)?;
-        if one.offset.is_some_and(|offset| !Committed::can_be(offset)) {
-            return refuse(ErrorCode::InvalidArgument, "that is no offset");
-        }
+        one.offset.map_or(Ok(()), check_offset)?;
         let holder = self
             .slots
             .get(topic, one.partition)
@@ -172,6 +141,25 @@ impl Group {
         let kept = |slot: &Slot| slot.committed().is_some_and(|it| !is_over(it.time_ms));
         if self.slots.iter().any(|(_, slot)| !kept(slot)) {
             self.slots.retain(|_, slot| kept(slot));
+        }
+    }
+}
+
+pub(super) fn check_offset(offset: u64) -> Result<(), Refusal> {
+    if Committed::can_be(offset) {
+        return Ok(());
+    }
+    let message = format!("{offset} is no offset");
+    refuse(ErrorCode::InvalidArgument, message)
+}
+
+/// Moves the committed offset forwards; it stays where it is ahead already. What is in force then.
+pub(super) fn advance(entry: Entry<'_>, committed: &Committed<'_>) -> u64 {
+    match entry.slot.committed() {
+        Some(before) if before.offset > committed.offset => before.offset,
+        _ => {
+            entry.commit(committed);
+            committed.offset
         }
     }
 }

@@ -167,33 +167,77 @@ struct TopicSlots {
     slots: Vec<Slot>,
 }
 
+/// What is counted of all slots of a group as they change.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    slots: usize,
+    /// With a committed offset.
+    committed: usize,
+    metadata_bytes: usize,
+}
+
+impl Sums {
+    fn add(&mut self, slot: &Slot) {
+        self.slots += 1;
+        self.committed += usize::from(slot.offset != NONE);
+        self.metadata_bytes += slot.metadata_bytes();
+    }
+}
+
+/// A partition whose committed offset may change, and the sums with it.
+pub(super) struct Entry<'a> {
+    pub(super) slot: &'a mut Slot,
+    sums: &'a mut Sums,
+}
+
+impl Entry<'_> {
+    /// Sets the committed offset, forwards or back.
+    pub(super) fn commit(self, committed: &Committed<'_>) {
+        let Self { slot, sums } = self;
+        let is_new = slot.offset == NONE;
+        let before = slot.metadata_bytes();
+        slot.set(committed);
+        sums.committed += usize::from(is_new);
+        sums.metadata_bytes = sums.metadata_bytes.saturating_sub(before) + slot.metadata_bytes();
+    }
+
+    /// Forgets the committed offset.
+    pub(super) fn forget(self) {
+        let Self { slot, sums } = self;
+        if slot.offset == NONE {
+            return;
+        }
+        sums.committed = sums.committed.saturating_sub(1);
+        sums.metadata_bytes = sums.metadata_bytes.saturating_sub(slot.metadata_bytes());
+        (slot.offset, slot.leader_epoch, slot.time_ms) = (NONE, 0, 0);
+        slot.metadata = None;
+    }
+}
+
 /// The partitions that a group knows, by topic id and number.
 #[derive(Debug, Clone, Default)]
 pub struct Slots {
     topics: Vec<TopicSlots>,
-    len: usize,
-    /// How many have a committed offset.
-    committed: usize,
-    metadata_bytes: usize,
+    sums: Sums,
 }
 
 impl Slots {
     /// How many are known, with or without a committed offset.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.sums.slots
     }
 
     /// Whether none is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.sums.slots == 0
     }
 
     /// How many have a committed offset.
     #[must_use]
     pub fn committed(&self) -> usize {
-        self.committed
+        self.sums.committed
     }
 
     /// One partition.
@@ -204,10 +248,18 @@ impl Slots {
     }
 
     pub(super) fn get_mut(&mut self, topic: TopicId, partition: u32) -> Option<&mut Slot> {
+        self.entry(topic, partition).map(|entry| entry.slot)
+    }
+
+    /// One partition that is known.
+    pub(super) fn entry(&mut self, topic: TopicId, partition: u32) -> Option<Entry<'_>> {
         let at = self.find(topic).ok()?;
         let topic = &mut self.topics.get_mut(at)?.slots;
         let at = place(topic, partition).ok()?;
-        topic.get_mut(at)
+        Some(Entry {
+            slot: topic.get_mut(at)?,
+            sums: &mut self.sums,
+        })
     }
 
     /// All, by topic and number.
@@ -233,7 +285,7 @@ impl Slots {
     }
 
     /// One partition, made known if it is not.
-    pub(super) fn known(&mut self, topic: TopicId, partition: u32) -> Option<&mut Slot> {
+    pub(super) fn known(&mut self, topic: TopicId, partition: u32) -> Option<Entry<'_>> {
         let at = match self.find(topic) {
             Ok(at) => at,
             Err(at) => {
@@ -249,56 +301,20 @@ impl Slots {
             Err(at) => {
                 grow(slots);
                 slots.insert(at, Slot::new(partition));
-                self.len += 1;
+                self.sums.slots += 1;
                 at
             }
         };
-        slots.get_mut(at)
+        Some(Entry {
+            slot: slots.get_mut(at)?,
+            sums: &mut self.sums,
+        })
     }
 
     /// Partitions of a topic behind all others, in the order of their numbers.
     pub(super) fn append(&mut self, topic: TopicId, slots: Vec<Slot>) {
-        slots.iter().for_each(|slot| self.count(slot));
+        slots.iter().for_each(|slot| self.sums.add(slot));
         self.topics.push(TopicSlots { topic, slots });
-    }
-
-    fn count(&mut self, slot: &Slot) {
-        self.len += 1;
-        self.committed += usize::from(slot.offset != NONE);
-        self.metadata_bytes += slot.metadata_bytes();
-    }
-
-    /// Sets the committed offset, forwards or back.
-    pub(super) fn set_committed(
-        &mut self,
-        topic: TopicId,
-        partition: u32,
-        committed: &Committed<'_>,
-    ) {
-        let Some(slot) = self.known(topic, partition) else {
-            return;
-        };
-        let is_new = slot.offset == NONE;
-        let before = slot.metadata_bytes();
-        slot.set(committed);
-        let after = slot.metadata_bytes();
-        self.committed += usize::from(is_new);
-        self.metadata_bytes = self.metadata_bytes.saturating_sub(before) + after;
-    }
-
-    /// Forgets the committed offset.
-    pub(super) fn forget_committed(&mut self, topic: TopicId, partition: u32) {
-        let Some(slot) = self.get_mut(topic, partition) else {
-            return;
-        };
-        if slot.offset == NONE {
-            return;
-        }
-        let before = slot.metadata_bytes();
-        (slot.offset, slot.leader_epoch, slot.time_ms) = (NONE, 0, 0);
-        slot.metadata = None;
-        self.committed = self.committed.saturating_sub(1);
-        self.metadata_bytes = self.metadata_bytes.saturating_sub(before);
     }
 
     /// Forgets partitions.
@@ -323,8 +339,8 @@ impl Slots {
     /// Kept, not counted.
     pub(super) fn bytes(&self) -> usize {
         self.topics.len() * size_of::<TopicSlots>()
-            + self.len * size_of::<Slot>()
-            + self.metadata_bytes
+            + self.sums.slots * size_of::<Slot>()
+            + self.sums.metadata_bytes
     }
 
     fn find(&self, topic: TopicId) -> Result<usize, usize> {
