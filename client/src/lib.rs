@@ -42,7 +42,7 @@
 //! | `admin` | topics, brokers, offsets |
 //! | `producer` | [`Producer`]: partitions, batches, sequences, retries |
 //! | `consumer` | [`Consumer`]: subscriptions, credit, following leaders |
-//! | [`group`] | consumer groups |
+//! | [`group`] | [`group::GroupConsumer`], [`group::GroupAdmin`]: consumer groups |
 //! | `codec`, `typed` | [`Codec`], [`TypedProducer`], [`TypedConsumer`]: a program's types in place of bytes |
 //! | `interceptor` | [`Interceptor`]: a program's hooks before send and after receive |
 //! | `dead_letter` | [`DeadLetter`]: records set aside |
@@ -168,6 +168,32 @@
 //! while let Some(batch) = batches.next().await {
 //!     println!("{} records; behind by {:?}", batch?.records.len(), control.lag());
 //!     control.resume([1])?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Groups
+//!
+//! Members of a group share the partitions of topics; what they have acknowledged is committed
+//! ([`Client::group`]). A function per record, with retries and dead letters: [`group::GroupConsumer::run`].
+//! Lag, resets, commits without membership: [`Client::groups`].
+//!
+//! ```no_run
+//! use futures::StreamExt;
+//! use qute_client::group::Event;
+//!
+//! # async fn example(client: qute_client::Client) -> qute_client::Result<()> {
+//! let mut group = client.group("billing").topics(["orders"]).join().await?;
+//! while let Some(event) = group.next().await {
+//!     match event {
+//!         Event::Batch(batch) => {
+//!             println!("{} records of {}", batch.records().len(), batch.topic_partition());
+//!             batch.ack();
+//!         }
+//!         Event::Failed(error) => return Err(error),
+//!         other => println!("{other:?}"),
+//!     }
 //! }
 //! # Ok(())
 //! # }

@@ -25,7 +25,6 @@ mod builder;
 mod commit;
 mod consumer;
 mod control;
-#[allow(dead_code, reason = "used by the parts to come")]
 mod coordinator;
 mod core;
 mod event;
@@ -35,7 +34,6 @@ mod membership;
 mod session;
 mod subscription;
 mod topics;
-#[allow(dead_code, reason = "used by the parts to come")]
 mod watermark;
 
 pub use admin::{

@@ -86,7 +86,8 @@ impl Watermark {
     }
 
     /// How many offsets are open.
-    pub(super) fn open(&self) -> u64 {
+    #[cfg(test)]
+    fn open(&self) -> u64 {
         let done: u64 = self.done.iter().map(|(start, end)| end - start).sum();
         self.end - self.next - done
     }

@@ -18,7 +18,6 @@ mod near;
 #[cfg(test)]
 mod properties;
 mod sticky;
-#[allow(dead_code, reason = "used by the parts to come")]
 pub(super) mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
