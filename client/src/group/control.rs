@@ -14,6 +14,7 @@ use super::event::TopicPartition;
 use super::membership::{Held, Refusal};
 use crate::admin::{OffsetSpec, list_offsets};
 use crate::config::capped;
+use crate::consumer::Position;
 use crate::error::{Error, ErrorKind, OffsetBounds, Result};
 
 /// Leaving in the background takes this long at most.
@@ -201,6 +202,44 @@ impl GroupControl {
             .collect()
     }
 
+    /// Goes on elsewhere in a partition of this member, and gives the offset; also in one that has failed.
+    /// What is skipped counts as acknowledged, what is gone back over is handed out again; what the group
+    /// has committed does not go back by it. Once this has returned, a poll that begins afterwards gives
+    /// no record from before it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ClaimFenced`] if the partition is not read by this member, [`ErrorKind::Closed`],
+    /// and what kept the leader from answering; then nothing has changed.
+    ///
+    /// # Cancel safety
+    /// Dropped before it has returned, it has either taken place or changed nothing.
+    pub async fn seek(&self, partition: &TopicPartition, to: Position) -> Result<u64> {
+        let deadline = Instant::now() + self.core.shared.config.call_timeout;
+        let not_read = || {
+            let message = "the partition is not this member's";
+            let error = Error::new(ErrorKind::ClaimFenced, message);
+            error.at(&partition.topic, partition.partition)
+        };
+        let (place, reader) = self.core.with(|state| -> Result<_> {
+            check_open(state)?;
+            let place = find(state, partition)?;
+            let reading = state.topics.get(&place.topic).ok_or_else(not_read)?;
+            Ok((place, reading.partitions.clone()))
+        })?;
+        let offset = reader.locate(place.partition, to, deadline).await?;
+        let now = Instant::now();
+        let done = self.core.with(|state| {
+            let attach = || reader.attach(place.partition, offset);
+            let done = state.membership.seek(place, offset, now, attach);
+            if done && state.paused.contains(&place) {
+                reader.pause(place.partition);
+            }
+            state.commits.acknowledged();
+            done
+        });
+        done.then_some(offset).ok_or_else(not_read)
+    }
+
     /// Hands out nothing of these partitions until they are resumed, or go to another member. Those that
     /// are not read are ignored.
     pub fn pause<'a>(&self, partitions: impl IntoIterator<Item = &'a TopicPartition>) {
@@ -277,13 +316,10 @@ impl GroupControl {
     async fn leave_so(&self, keep_place: bool, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + capped(limit);
         self.begin_leaving(keep_place, deadline);
-        if let Ok(ended) = timeout_at(deadline, self.core.ended()).await {
-            return ended;
+        match timeout_at(deadline, self.core.ended()).await {
+            Ok(ended) => ended,
+            Err(_) => Err(not_left()),
         }
-        Err(Error::new(
-            ErrorKind::Timeout,
-            "the coordinator has not confirmed in time that the member has left",
-        ))
     }
 
     pub(super) fn leave_in_background(&self) {
@@ -302,6 +338,11 @@ impl GroupControl {
         self.core.wake.notify_one();
         self.core.probe();
     }
+}
+
+fn not_left() -> Error {
+    let message = "the coordinator has not confirmed in time that the member has left";
+    Error::new(ErrorKind::Timeout, message)
 }
 
 fn check_open(state: &State) -> Result<()> {

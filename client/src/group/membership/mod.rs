@@ -23,15 +23,21 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `mod.rs` | the membership: streams, heartbeats, deadline, beginning and end |
-//! | `claims.rs` | the claims: updates, hand-out, acknowledgements, releases, commits |
+//! | `mod.rs` | the membership: what it is, its streams, what the coordinator says |
+//! | `clock.rs` | what is due: deadline, heartbeats, doubts, the processing limit |
+//! | `program.rs` | what the program asks for, to the end |
+//! | `claims.rs` | the claims: updates, grants, releases |
+//! | `work.rs` | hand-out, acknowledgements, commits |
 //! | `model.rs` | property tests |
 
 mod claims;
+mod clock;
 #[cfg(test)]
 mod model;
+mod program;
 #[cfg(test)]
 mod tests;
+mod work;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -42,23 +48,9 @@ use qute_proto::v1::session_response::Response;
 use qute_proto::v1::{self, ErrorCode};
 use tokio::time::Instant;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use claims::Claim;
-pub(super) use claims::{Attached, Held, Refusal};
-
-/// Heartbeats go at this part of the session timeout, and no more seldom than [`HEARTBEAT_MAX`].
-const HEARTBEATS_PER_TIMEOUT: u32 = 3;
-const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
-/// A coordinator that acknowledges nothing for this part of the session timeout is left for whoever
-/// may have taken its place.
-const DOUBTS_PER_TIMEOUT: u32 = 2;
-/// A join may wait for the old session of its stable name for that one's timeout; longer than this in
-/// addition, and the coordinator is looked for anew.
-const JOIN_PATIENCE: Duration = Duration::from_secs(30);
-/// A program that is waiting for the next event proves it within this.
-const PROBE_GRACE: Duration = Duration::from_secs(1);
-/// A release that was refused is tried again after this.
-const RELEASE_AGAIN: Duration = Duration::from_millis(500);
+pub(super) use work::{Attached, Held, Refusal};
 
 /// How a member behaves.
 #[derive(Debug, Clone)]
@@ -478,243 +470,6 @@ impl Membership {
         if self.stream.take().is_some() {
             self.commands.push_back(Command::Close { doubt });
         }
-    }
-
-    // Time.
-
-    /// Does what is due. Every input does this first.
-    pub(super) fn advance(&mut self, now: Instant) {
-        if self.deadline.is_some_and(|deadline| deadline <= now) {
-            self.lose_session();
-            self.close_in_doubt();
-        }
-        self.limit_processing(now);
-        self.expire_revokes(now);
-        if let Some(stream) = &self.stream
-            && self.doubted_at(stream) <= now
-        {
-            self.close_in_doubt();
-        }
-        self.send_heartbeat(now);
-        self.settle();
-    }
-
-    /// S26: the coordinator may have given everything to others.
-    fn lose_session(&mut self) {
-        self.lose(|_, _| true, LostReason::SessionExpired);
-        self.deadline = None;
-        if let Life::Leaving { .. } = self.life {
-            self.failure = Some(Error::new(
-                ErrorKind::UnknownMember,
-                "the session was over before the member had left: what was not committed is read again",
-            ));
-            self.end_leaving();
-        } else {
-            self.begin_epoch();
-        }
-    }
-
-    fn begin_epoch(&mut self) {
-        self.epoch += 1;
-        self.epoch_sent = false;
-        self.deadline = None;
-        self.floor.1 = 0;
-    }
-
-    fn heartbeat_interval(&self) -> Duration {
-        (self.session_timeout / HEARTBEATS_PER_TIMEOUT).min(HEARTBEAT_MAX)
-    }
-
-    fn send_heartbeat(&mut self, now: Instant) {
-        let interval = self.heartbeat_interval();
-        let Some(stream) = &mut self.stream else {
-            return;
-        };
-        if stream.coordinator_epoch.is_none() || now < stream.next_heartbeat {
-            return;
-        }
-        stream.last_sequence += 1;
-        stream.heartbeats.push_back((stream.last_sequence, now));
-        stream.next_heartbeat = now + interval;
-        let sequence = stream.last_sequence;
-        self.send(Request::Heartbeat(v1::Heartbeat { sequence }));
-    }
-
-    /// When the coordinator at the other end is given up.
-    fn doubted_at(&self, stream: &Stream) -> Instant {
-        match (stream.coordinator_epoch, stream.heartbeats.front()) {
-            (Some(_), Some((_, sent))) => *sent + self.session_timeout / DOUBTS_PER_TIMEOUT,
-            (Some(_), None) => stream.next_heartbeat + self.session_timeout,
-            (None, _) if self.deadline.is_some() => {
-                stream.opened_at + self.session_timeout / DOUBTS_PER_TIMEOUT
-            }
-            (None, _) => stream.opened_at + self.session_timeout + JOIN_PATIENCE,
-        }
-    }
-
-    fn limited_at(&self) -> Option<Instant> {
-        let limit = self.settings.processing_limit?;
-        if self.life != Life::Running || !self.claims.values().any(Claim::is_busy) {
-            return None;
-        }
-        let since = match self.probed_at {
-            Some(probed_at) => probed_at + PROBE_GRACE,
-            None => self.active_at + limit,
-        };
-        Some(since)
-    }
-
-    /// The processing limit: the program has something in hand, and does nothing.
-    fn limit_processing(&mut self, now: Instant) {
-        if self.limited_at().is_none_or(|at| now < at) {
-            return;
-        }
-        if self.probed_at.is_none() {
-            self.probed_at = Some(now);
-            return self.commands.push_back(Command::Probe);
-        }
-        let limit = self.settings.processing_limit.unwrap_or_default();
-        self.send_leave(false);
-        self.lose(|_, _| true, LostReason::ProcessingLimit);
-        self.told.push_back(Told::Failed(Error::new(
-            ErrorKind::ProcessingLimit,
-            format!(
-                "the program held a batch for more than {limit:?} without asking for more or \
-                 acknowledging any, and has left the group: it joins again when it asks for the next event",
-            ),
-        )));
-        self.life = Life::Suspended;
-        self.deadline = None;
-        if self
-            .stream
-            .as_ref()
-            .is_some_and(|stream| stream.coordinator_epoch.is_none())
-        {
-            self.close();
-        }
-    }
-
-    // What the program does.
-
-    /// The program asks for the next event.
-    pub(super) fn polled(&mut self, now: Instant) {
-        self.advance(now);
-        self.touch(now);
-        if self.life == Life::Suspended {
-            self.close();
-            self.begin_epoch();
-            self.life = Life::Running;
-        }
-    }
-
-    fn touch(&mut self, now: Instant) {
-        self.active_at = now;
-        self.probed_at = None;
-    }
-
-    /// What the member reads.
-    pub(super) fn subscribe(&mut self, topics: Vec<v1::TopicSubscription>, now: Instant) {
-        self.advance(now);
-        if self.topics == topics {
-            return;
-        }
-        self.topics = topics.clone();
-        // Otherwise it goes with the next join; a stream that waits for its answer begins anew.
-        match self.stream.as_ref().map(|stream| stream.coordinator_epoch) {
-            Some(Some(_)) => {
-                let correlation_id = self.ask(Asked::Other);
-                let topics = v1::session_request::Subscribed {
-                    correlation_id,
-                    topics,
-                };
-                self.send(Request::Topics(topics));
-            }
-            Some(None) => self.close(),
-            None => {}
-        }
-    }
-
-    /// The assignment that was asked for.
-    pub(super) fn publish(
-        &mut self,
-        generation: u64,
-        assignment: Vec<v1::MemberAssignment>,
-        now: Instant,
-    ) {
-        self.advance(now);
-        let computing = self.stream.as_ref().and_then(|stream| stream.computing);
-        if computing != Some(generation) {
-            return;
-        }
-        let correlation_id = self.ask(Asked::Other);
-        self.send(Request::Publish(v1::Publish {
-            correlation_id,
-            generation,
-            assignment,
-        }));
-    }
-
-    /// Stops delivering, and leaves with what is acknowledged.
-    pub(super) fn leave(&mut self, keep_place: bool, now: Instant) {
-        self.advance(now);
-        match self.life {
-            Life::Running => {}
-            // It has left.
-            Life::Suspended => {
-                self.life = Life::Ended;
-                return self.close();
-            }
-            Life::Leaving { .. } | Life::Ended => return,
-        }
-        for (&place, claim) in &mut self.claims {
-            if claim.stop() {
-                self.commands.push_back(Command::Detach(place));
-            }
-        }
-        self.life = Life::Leaving { keep_place };
-        if self.stream.is_none() && !self.epoch_sent {
-            return self.end_leaving();
-        }
-        self.send_leave(keep_place);
-    }
-
-    /// Gives up leaving in order.
-    pub(super) fn abandon(&mut self) {
-        self.lose(|_, _| true, LostReason::SessionExpired);
-        self.told.clear();
-        self.end_leaving();
-    }
-
-    fn end_leaving(&mut self) {
-        self.claims.clear();
-        self.deadline = None;
-        self.life = match self.life {
-            Life::Suspended => Life::Suspended,
-            _ => Life::Ended,
-        };
-        self.close();
-    }
-
-    /// Final offsets go with it (S27).
-    fn send_leave(&mut self, keep_place: bool) {
-        let joined = self
-            .stream
-            .as_ref()
-            .and_then(|stream| stream.coordinator_epoch);
-        if joined.is_none() {
-            return;
-        }
-        let claims = self
-            .claims
-            .iter()
-            .filter_map(|(place, claim)| claim.final_release(*place))
-            .collect();
-        let correlation_id = self.ask(Asked::Leave);
-        self.send(Request::Leave(v1::Leave {
-            correlation_id,
-            claims,
-            keep_place,
-        }));
     }
 
     fn ask(&mut self, asked: Asked) -> u64 {

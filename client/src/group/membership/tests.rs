@@ -1,8 +1,11 @@
 //! One rule each.
 
+use super::clock::PROBE_GRACE;
 use super::*;
 
 use std::ops::Range;
+
+use crate::error::ErrorKind;
 
 use qute_proto::ids::TopicId;
 

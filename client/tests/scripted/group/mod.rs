@@ -364,6 +364,32 @@ async fn paused_partitions_hand_out_nothing_until_they_are_resumed() {
     assert_eq!(values(&next_batch(&mut group).await), [1]);
 }
 
+#[tokio::test]
+async fn seek_goes_back_and_ahead_and_skipped_records_count_as_done() {
+    let fake = Fake::start(1, 1).await;
+    let client = fake.client().await;
+    fill(&client, 1, 0..10).await;
+    let mut group = join(&client).await;
+    let control = group.control();
+    for _ in 0..4 {
+        next_batch(&mut group).await.ack();
+    }
+    let at = TopicPartition::new(TOPIC, 0);
+    assert_eq!(control.seek(&at, Position::Offset(2)).await.unwrap(), 2);
+    let batch = next_batch(&mut group).await;
+    assert_eq!(batch.offsets().start, 2);
+    assert_eq!(control.seek(&at, Position::Tail(1)).await.unwrap(), 9);
+    assert_eq!(next_batch(&mut group).await.offsets(), 9..10);
+    batch.ack();
+    read_until(&mut group, "all before the last is committed", || {
+        fake.committed(GROUP, 0) == Some(9)
+    })
+    .await;
+    let other = TopicPartition::new(TOPIC, 7);
+    let error = control.seek(&other, Position::Offset(0)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ClaimFenced);
+}
+
 #[test]
 fn handles_of_groups_are_send_and_sync() {
     fn check<T: Send + Sync>() {}

@@ -1,0 +1,133 @@
+//! What the program asks for: to be told more, to read other topics, to leave.
+
+use qute_proto::v1;
+use qute_proto::v1::session_request::Request;
+use tokio::time::Instant;
+
+use super::{Asked, Command, Life, Membership};
+use crate::error::{Error, ErrorKind};
+
+impl Membership {
+    /// The program asks for the next event.
+    pub(in crate::group) fn polled(&mut self, now: Instant) {
+        self.advance(now);
+        self.touch(now);
+        if self.life == Life::Suspended {
+            self.close();
+            self.begin_epoch();
+            self.life = Life::Running;
+        }
+    }
+
+    pub(super) fn touch(&mut self, now: Instant) {
+        self.active_at = now;
+        self.probed_at = None;
+    }
+
+    /// What the member reads.
+    pub(in crate::group) fn subscribe(&mut self, topics: Vec<v1::TopicSubscription>, now: Instant) {
+        self.advance(now);
+        if self.topics == topics {
+            return;
+        }
+        self.topics = topics.clone();
+        // Otherwise it goes with the next join; a stream that waits for its answer begins anew.
+        match self.stream.as_ref().map(|stream| stream.coordinator_epoch) {
+            Some(Some(_)) => {
+                let correlation_id = self.ask(Asked::Other);
+                let topics = v1::session_request::Subscribed {
+                    correlation_id,
+                    topics,
+                };
+                self.send(Request::Topics(topics));
+            }
+            Some(None) => self.close(),
+            None => {}
+        }
+    }
+
+    /// The assignment that was asked for.
+    pub(in crate::group) fn publish(
+        &mut self,
+        generation: u64,
+        assignment: Vec<v1::MemberAssignment>,
+        now: Instant,
+    ) {
+        self.advance(now);
+        let computing = self.stream.as_ref().and_then(|stream| stream.computing);
+        if computing != Some(generation) {
+            return;
+        }
+        let correlation_id = self.ask(Asked::Other);
+        self.send(Request::Publish(v1::Publish {
+            correlation_id,
+            generation,
+            assignment,
+        }));
+    }
+
+    /// Stops delivering, and leaves with what is acknowledged.
+    pub(in crate::group) fn leave(&mut self, keep_place: bool, now: Instant) {
+        self.advance(now);
+        match self.life {
+            Life::Running => {}
+            // It has left.
+            Life::Suspended => {
+                self.life = Life::Ended;
+                return self.close();
+            }
+            Life::Leaving { .. } | Life::Ended => return,
+        }
+        for (&place, claim) in &mut self.claims {
+            if claim.stop() {
+                self.commands.push_back(Command::Detach(place));
+            }
+        }
+        self.life = Life::Leaving { keep_place };
+        if self.stream.is_none() && !self.epoch_sent {
+            return self.end_leaving();
+        }
+        self.send_leave(keep_place);
+    }
+
+    /// Gives up leaving in order.
+    pub(in crate::group) fn abandon(&mut self) {
+        self.failure = Some(Error::new(
+            ErrorKind::Timeout,
+            "the coordinator has not confirmed in time that the member has left",
+        ));
+        self.end_leaving();
+    }
+
+    pub(super) fn end_leaving(&mut self) {
+        self.claims.clear();
+        self.deadline = None;
+        self.life = match self.life {
+            Life::Suspended => Life::Suspended,
+            _ => Life::Ended,
+        };
+        self.close();
+    }
+
+    /// Final offsets go with it (S27).
+    pub(super) fn send_leave(&mut self, keep_place: bool) {
+        let joined = self
+            .stream
+            .as_ref()
+            .and_then(|stream| stream.coordinator_epoch);
+        if joined.is_none() {
+            return;
+        }
+        let claims = self
+            .claims
+            .iter()
+            .filter_map(|(place, claim)| claim.final_release(*place))
+            .collect();
+        let correlation_id = self.ask(Asked::Leave);
+        self.send(Request::Leave(v1::Leave {
+            correlation_id,
+            claims,
+            keep_place,
+        }));
+    }
+}
