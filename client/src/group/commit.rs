@@ -46,6 +46,9 @@ impl Default for CommitMode {
     }
 }
 
+/// A round that failed is repeated after this.
+const AGAIN: Duration = Duration::from_millis(100);
+
 /// Somebody waits for a round.
 struct Waiter {
     until: Instant,
@@ -61,6 +64,8 @@ pub(super) struct Commits {
     dirty: bool,
     /// A round is to begin as soon as none is under way.
     asked: bool,
+    /// The last round failed, and what it was to bring about is still wanted.
+    again: bool,
     under_way: bool,
     /// The clock for the next round is set.
     pub(super) scheduled: bool,
@@ -97,9 +102,15 @@ impl Commits {
         receiver
     }
 
-    /// A round at the interval is wanted.
+    /// A round after a pause is wanted.
     pub(super) fn is_due(&self) -> bool {
-        self.dirty && !self.by_hand && !self.under_way
+        !self.under_way && (self.again || (self.dirty && !self.by_hand))
+    }
+
+    /// How long that pause is, where rounds have this interval.
+    pub(super) fn pause(&self, interval: Option<Duration>) -> Duration {
+        let interval = interval.filter(|interval| !self.again || *interval < AGAIN);
+        interval.unwrap_or(AGAIN)
     }
 
     /// The task has to begin a round, or to set its clock.
@@ -141,6 +152,7 @@ impl State {
         let commits = &mut self.commits;
         commits.asked = false;
         commits.dirty = false;
+        commits.again = false;
         commits.scheduled = false;
         commits.in_round.append(&mut commits.waiting);
         if offsets.is_empty() {
@@ -234,11 +246,11 @@ impl State {
         }
         let passes = |error: &Error| error.is_retriable() || error.kind() == ErrorKind::Internal;
         let again = failures.iter().any(passes);
+        commits.again |= again;
         let nobody_waits = commits.in_round.is_empty();
         for waiter in std::mem::take(&mut commits.in_round) {
             if again && now < waiter.until {
                 commits.waiting.push(waiter);
-                commits.asked = true;
                 continue;
             }
             let result = failures.first().cloned().map_or(Ok(()), Err);

@@ -265,7 +265,7 @@ impl Session {
                 state.commits.scheduled = false;
             }
             if state.commits.is_due() && self.commit_at.is_none() {
-                self.commit_at = self.interval.map(|interval| now + interval);
+                self.commit_at = Some(now + state.commits.pause(self.interval));
                 state.commits.scheduled = true;
             }
             None
