@@ -14,8 +14,8 @@ use crate::text::{escape, key_value};
 /// `qute produce`
 #[derive(Debug, Args)]
 #[command(
-    after_help = "With --output jsonl each acknowledgement is a line of JSON on standard output; \
-                        otherwise nothing is printed there.\n\
+    after_help = "With --output jsonl each acknowledgement is a line of JSON on standard output, with \
+                        --output json all are one array; otherwise nothing is printed there.\n\
                         A tombstone is a record with a key and no value: what deletes a key where topics are \
                         compacted. With -k it is the only record, and standard input is not read; with -K a line \
                         that ends at its delimiter or has none is the tombstone of its key, and the others are \

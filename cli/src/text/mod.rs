@@ -5,6 +5,7 @@
 //! | [`duration`] | `5s`, `500ms`, `7d` |
 //! | [`escape`] | `\n \t \r \0 \\` |
 //! | [`format`] | `-f`: how a record is printed |
+//! | [`json_series`] | objects that come one by one, as JSON |
 //! | [`key_value`] | `K=V` |
 //! | [`offsets_file`] | `group reset --from-file` |
 //! | [`position`] | `-o`: where to start reading |
@@ -15,6 +16,7 @@
 pub mod duration;
 pub mod escape;
 pub mod format;
+pub mod json_series;
 pub mod key_value;
 pub mod offsets_file;
 pub mod position;

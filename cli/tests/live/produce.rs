@@ -95,6 +95,22 @@ async fn file_that_cannot_be_sent_is_said_before_anything_connects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn acknowledgements_as_json_are_one_array() {
+    let cluster = one().await;
+    cluster.create_topic("t", 1).await.unwrap();
+    let args = ["produce", "t", "--output", "json"];
+    let acks = run_with(&cluster, &args, b"a\nb\n").await.expect(0).json();
+    assert_eq!(acks.as_array().unwrap().len(), 2);
+    assert_eq!(
+        (&acks[1]["line"], &acks[1]["offset"]),
+        (&2.into(), &1.into())
+    );
+    let none = run(&cluster, &args).await.expect(0).json();
+    assert_eq!(none, serde_json::json!([]));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rate_holds_lines_back_and_loses_none() {
     let cluster = one().await;
     cluster.create_topic("t", 1).await.unwrap();

@@ -5,22 +5,19 @@ use qute_client::ConsumedRecord;
 use crate::args::Output;
 use crate::exit::Failure;
 use crate::text::format::{Fields, Format};
+use crate::text::json_series::JsonSeries;
 use crate::text::record_json;
 
 /// Prints records.
 #[derive(Debug)]
 pub struct Printer {
     form: Form,
-    /// Nothing was printed yet.
-    first: bool,
 }
 
 #[derive(Debug)]
 enum Form {
     Format(Format),
-    JsonLines,
-    /// One array, a record a line.
-    JsonArray,
+    Json(JsonSeries),
 }
 
 impl Printer {
@@ -36,11 +33,11 @@ impl Printer {
                 )
                 .hint("give one of them"));
             }
-            (Output::Json, None) => Form::JsonArray,
-            (Output::Jsonl, None) => Form::JsonLines,
+            (Output::Json, None) => Form::Json(JsonSeries::array()),
+            (Output::Jsonl, None) => Form::Json(JsonSeries::lines()),
             (Output::Table | Output::Raw, format) => Form::Format(format.unwrap_or_default()),
         };
-        Ok(Self { form, first: true })
+        Ok(Self { form })
     }
 
     /// Appends the record to `out`.
@@ -54,26 +51,16 @@ impl Printer {
             timestamp_ms: record.timestamp_ms,
             headers: &record.headers,
         };
-        match &self.form {
+        match &mut self.form {
             Form::Format(format) => format.render(&fields, out),
-            Form::JsonLines => {
-                record_json::render(&fields, out);
-                out.push(b'\n');
-            }
-            Form::JsonArray => {
-                let before: &[u8] = if self.first { b"[\n" } else { b",\n" };
-                out.extend_from_slice(before);
-                record_json::render(&fields, out);
-            }
+            Form::Json(series) => series.push(out, |out| record_json::render(&fields, out)),
         }
-        self.first = false;
     }
 
     /// Appends what comes after the last record.
     pub fn end(&mut self, out: &mut Vec<u8>) {
-        if matches!(self.form, Form::JsonArray) {
-            let end: &[u8] = if self.first { b"[]\n" } else { b"\n]\n" };
-            out.extend_from_slice(end);
+        if let Form::Json(series) = &self.form {
+            series.end(out);
         }
     }
 }

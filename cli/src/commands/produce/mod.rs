@@ -38,11 +38,12 @@ use crate::exit::{Exit, Failure};
 use crate::interrupt::Interrupt;
 use crate::lines::split_key;
 use crate::progress::Progress;
-use crate::sink::Sink;
+use crate::sink::{self, Sink};
+use crate::text::json_series::JsonSeries;
 use crate::text::rate::Rate;
 use ending::{Ending, Stop};
 use pace::Pace;
-use settle::{Pending, Settle};
+use settle::{Acks, Pending, Settle};
 
 /// How long a record may wait for others to share its batch.
 const LINGER: Duration = Duration::from_millis(5);
@@ -80,12 +81,15 @@ pub async fn run(args: Produce, global: &Global, interrupt: &Interrupt) -> Resul
         () = interrupt.wait() => return Err(Failure::error("interrupted before anything was sent")),
     };
     let started = Instant::now();
-    let acks = match global.output {
-        Output::Jsonl => match Sink::stdout() {
-            Ok((sink, _)) => Some(sink),
-            Err(error) => return error.ending(),
-        },
-        _ => None,
+    let series = match global.output {
+        Output::Json => Some(JsonSeries::array()),
+        Output::Jsonl => Some(JsonSeries::lines()),
+        Output::Table | Output::Raw => None,
+    };
+    let acks = match series.map(|series| Ok((Sink::stdout()?.0, series))) {
+        None => None,
+        Some(Ok((sink, series))) => Some(Acks { sink, series }),
+        Some(Err(error)) => return sink::Error::ending(error),
     };
     let (tickets, pending) = mpsc::channel(TICKETS_MAX);
     // Whoever types the lines needs no sign of life.

@@ -1,8 +1,6 @@
 //! The fate of every record, in input order: counted, acknowledged on standard output if asked
 //! for, and the first failure told to whoever reads the input.
 
-use std::io::Write as _;
-
 use futures::FutureExt as _;
 use qute_client::{Error, RecordMetadata, Ticket};
 use serde::Serialize;
@@ -10,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::progress::Progress;
 use crate::sink::{self, BUFFER_BYTES, Sink};
+use crate::text::json_series::JsonSeries;
 
 /// A record that the client has taken in.
 #[derive(Debug)]
@@ -58,9 +57,18 @@ impl FirstFailed {
 pub struct Settle {
     tally: Tally,
     failed: Option<oneshot::Sender<()>>,
-    acks: Option<Sink>,
+    acks: Option<Acks>,
     buffer: Vec<u8>,
     progress: Option<Progress>,
+}
+
+/// Where acknowledgements are printed, and how.
+#[derive(Debug)]
+pub struct Acks {
+    /// Where.
+    pub sink: Sink,
+    /// How.
+    pub series: JsonSeries,
 }
 
 #[derive(Serialize)]
@@ -72,8 +80,8 @@ struct Ack<'a> {
 }
 
 impl Settle {
-    /// With `acks`, each acknowledgement becomes a line of JSON there.
-    pub fn new(acks: Option<Sink>, progress: Option<Progress>) -> (Self, FirstFailed) {
+    /// With `acks`, each acknowledgement becomes an object there.
+    pub fn new(acks: Option<Acks>, progress: Option<Progress>) -> (Self, FirstFailed) {
         let (failed, first_failed) = oneshot::channel();
         let settle = Self {
             tally: Tally::default(),
@@ -115,9 +123,12 @@ impl Settle {
                 Err(error) => self.failed(number, error),
             }
         }
+        if let Some(acks) = &self.acks {
+            acks.series.end(&mut self.buffer);
+        }
         self.write_acks().await;
-        if let Some(sink) = &mut self.acks
-            && let Err(error) = sink.flush().await
+        if let Some(acks) = &mut self.acks
+            && let Err(error) = acks.sink.flush().await
         {
             self.tally.output = Some(error);
         }
@@ -131,18 +142,19 @@ impl Settle {
         if let Some(progress) = &self.progress {
             progress.add(1, bytes);
         }
-        if self.acks.is_none() {
+        let Some(acks) = &mut self.acks else {
             return;
-        }
+        };
         let ack = Ack {
             line,
             topic: &at.topic,
             partition: at.partition,
             offset: at.offset,
         };
-        // Strings and numbers into a vector: neither can fail.
-        let _ = serde_json::to_writer(&mut self.buffer, &ack);
-        let _ = self.buffer.write_all(b"\n");
+        acks.series.push(&mut self.buffer, |out| {
+            // Strings and numbers into a vector: neither can fail.
+            let _ = serde_json::to_writer(out, &ack);
+        });
         if self.buffer.len() >= BUFFER_BYTES {
             self.write_acks().await;
         }
@@ -160,10 +172,10 @@ impl Settle {
 
     /// Hands over what is printed. Without a reader the records go on, unprinted.
     async fn write_acks(&mut self) {
-        let Some(sink) = &mut self.acks else {
+        let Some(acks) = &mut self.acks else {
             return;
         };
-        if let Err(error) = sink.write(&mut self.buffer).await {
+        if let Err(error) = acks.sink.write(&mut self.buffer).await {
             self.tally.output = Some(error);
             self.acks = None;
         }
