@@ -40,11 +40,21 @@ pub fn config_for(target: &Target, global: &Global) -> Result<ClientConfig, Fail
 /// # Errors
 /// No broker of the bootstrap list answers; each is named.
 pub async fn connect(global: &Global) -> Result<Client, Failure> {
+    connect_to(global).await.map(|(_, client)| client)
+}
+
+/// The same, with whom it connected to.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn connect_to(global: &Global) -> Result<(Target, Client), Failure> {
     let target = Target::resolve(global)?;
     let connecting = Client::connect_with(config_for(&target, global)?);
     let whom = target.bootstrap.addresses().join(", ");
-    let connected = waiting(format!("connecting to {whom}"), connecting).await;
-    connected.map_err(|error| nobody_answers(&error, &target))
+    match waiting(format!("connecting to {whom}"), connecting).await {
+        Ok(client) => Ok((target, client)),
+        Err(error) => Err(nobody_answers(&error, &target)),
+    }
 }
 
 /// How the failure to reach anybody ends a command: every endpoint is named, also those that

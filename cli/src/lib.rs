@@ -69,9 +69,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn run(cli: Cli) -> Result<Exit, Failure> {
     match cli.command {
-        Command::PartitionOf(args) => commands::partition_of::run(&args),
+        Command::PartitionOf(args) => commands::partition_of::run(&args, &cli.global),
         Command::Completion { shell } => completion(shell),
         Command::Context(command) => commands::context::run(command, &cli.global),
+        Command::Man(args) => commands::man::run(&args),
         command => {
             let quiet = match &command {
                 Command::Dev(_) => "warn,openraft=error,foca=error",
@@ -102,8 +103,10 @@ async fn connected(command: Command, global: &Global) -> Result<Exit, Failure> {
         Command::Group(command) => commands::group::run(command, global).await,
         Command::Top(args) => commands::top::run(args, global, &interrupt).await,
         Command::Bench(command) => commands::bench::run(command, global, &interrupt).await,
+        Command::Doctor => commands::doctor::run(global).await,
         Command::Context(command) => commands::context::run(command, global),
-        Command::PartitionOf(args) => commands::partition_of::run(&args),
+        Command::Man(args) => commands::man::run(&args),
+        Command::PartitionOf(args) => commands::partition_of::run(&args, global),
         Command::Completion { shell } => completion(shell),
     }
 }

@@ -80,6 +80,29 @@ impl TopicSettings {
     }
 }
 
+/// What each setting is where a topic does not have it, in its normal form.
+#[must_use]
+pub fn defaults() -> BTreeMap<&'static str, String> {
+    let TopicSettings {
+        segment_bytes,
+        segment_ms,
+        record_bytes_max,
+        retention_ms,
+        retention_bytes,
+    } = TopicSettings::default();
+    let limit = |limit: Option<u64>| limit.map_or_else(|| "-1".to_owned(), |max| max.to_string());
+    BTreeMap::from([
+        ("cleanup", "delete".to_owned()),
+        ("durability", "disk".to_owned()),
+        ("record_bytes_max", record_bytes_max.to_string()),
+        ("retention_bytes", limit(retention_bytes)),
+        ("retention_ms", limit(retention_ms)),
+        ("segment_bytes", segment_bytes.to_string()),
+        ("segment_ms", segment_ms.to_string()),
+        ("timestamp", "create".to_owned()),
+    ])
+}
+
 /// Why a setting was refused; the text is for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
@@ -241,6 +264,20 @@ mod tests {
 
     fn one(key: &str, value: &str) -> Result<String, SettingsError> {
         normal_value(key, value)
+    }
+
+    #[test]
+    fn defaults_name_every_setting_and_are_in_their_normal_form() {
+        let defaults = defaults();
+        assert!(defaults.keys().copied().eq(KEYS));
+        for (key, value) in &defaults {
+            assert_eq!(one(key, value).as_ref(), Ok(value), "{key}");
+        }
+        let named = defaults
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value));
+        let read = TopicSettings::from_config(&named.collect());
+        assert_eq!(read, TopicSettings::default());
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod consume;
 mod context;
 mod dev;
 mod group;
+mod man;
 mod partition_of;
 mod produce;
 mod top;
@@ -31,6 +32,7 @@ pub use consume::Consume;
 pub use context::Context;
 pub use dev::Dev;
 pub use group::{Group, Reset};
+pub use man::Man;
 pub use partition_of::PartitionOf;
 pub use produce::{Compression, Delimiter, Produce, Source};
 pub use top::Top;
@@ -38,6 +40,14 @@ pub use topic::Topic;
 
 /// The address of a broker that runs with its defaults.
 pub const DEFAULT_BOOTSTRAP: &str = "127.0.0.1:7700";
+
+/// Where scripts go.
+const COMPLETION_HELP: &str = "Install:\n  \
+    bash:        qute completion bash > ~/.local/share/bash-completion/completions/qute\n  \
+    zsh:         qute completion zsh > DIR/_qute, where DIR is one of $fpath\n  \
+    fish:        qute completion fish > ~/.config/fish/completions/qute.fish\n  \
+    elvish:      qute completion elvish >> ~/.config/elvish/rc.elv\n  \
+    powershell:  qute completion powershell >> $PROFILE";
 
 /// Heading of the global flags in the help of each command.
 const EVERYWHERE: &str = "Options of every command";
@@ -151,7 +161,7 @@ pub enum Output {
 pub enum Command {
     /// Run a local cluster in this process
     Dev(Dev),
-    /// Create, list, describe, grow and delete topics
+    /// Create, list, describe, change, grow and delete topics
     #[command(subcommand)]
     Topic(Topic),
     /// Write lines of standard input, or one file, to a topic
@@ -174,11 +184,16 @@ pub enum Command {
     Context(Context),
     /// Print the partition that a key belongs to, offline
     PartitionOf(PartitionOf),
+    /// Look for what is wrong with the cluster, and say what to do; exit 0 only if nothing fails
+    Doctor,
     /// Print a completion script for a shell
+    #[command(after_help = COMPLETION_HELP)]
     Completion {
         /// The shell
         shell: Shell,
     },
+    /// Print the manual page of a command, or write all of them
+    Man(Man),
 }
 
 #[cfg(test)]

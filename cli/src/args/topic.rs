@@ -22,7 +22,30 @@ pub enum Topic {
         config: Vec<(String, String)>,
     },
     /// List the topics
-    List,
+    List {
+        /// List the cluster's own topics, too
+        #[arg(long)]
+        internal: bool,
+    },
+    /// Change settings of a topic; those that are not named stay
+    Alter {
+        /// Name of the topic
+        name: String,
+        /// A setting, such as retention_ms=7d; may be repeated
+        #[arg(long, value_name = "K=V", value_parser = key_value::parse, required_unless_present = "unset")]
+        set: Vec<(String, String)>,
+        /// A setting that goes back to its default; may be repeated
+        #[arg(long, value_name = "K")]
+        unset: Vec<String>,
+    },
+    /// Show the settings of a topic and where they come from, or set some
+    Config {
+        /// Name of the topic
+        name: String,
+        /// K shows only this setting, K=V sets it
+        #[arg(value_name = "K[=V]")]
+        settings: Vec<String>,
+    },
     /// Show the partitions of a topic: leaders, offsets, replicas
     Describe {
         /// Name of the topic
@@ -63,6 +86,8 @@ mod tests {
             &["topic", "create", "t", "--partitions", "0"],
             &["topic", "create", "t", "--replicas", "2"],
             &["topic", "create", "t", "--config", "x"],
+            &["topic", "alter", "t"],
+            &["topic", "alter", "t", "--set", "retention_ms"],
         ]);
     }
 }

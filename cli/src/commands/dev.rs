@@ -11,7 +11,7 @@ use futures::future::join_all;
 use qute_broker::broker::{Broker, StartError};
 use qute_broker::config::Config;
 
-use crate::args::{Dev, Global};
+use crate::args::{Dev, Global, Output};
 use crate::exit::{Exit, Failure};
 use crate::interrupt::Interrupt;
 use crate::output::{print_text, say};
@@ -45,7 +45,7 @@ pub async fn run(args: &Dev, global: &Global, interrupt: &Interrupt) -> Result<E
     };
     let timeout = global.timeout.unwrap_or(FORM_TIMEOUT);
     let ended = tokio::select! {
-        ended = serve(&brokers, timeout) => ended,
+        ended = serve(&brokers, timeout, global.output) => ended,
         () = interrupt.wait() => Ok(Exit::Done),
     };
     join_all(brokers.into_iter().map(Broker::shutdown)).await;
@@ -115,7 +115,7 @@ fn not_started(error: &StartError) -> Failure {
 }
 
 /// Waits until all serve, says so, and returns only if that or a broker fails.
-async fn serve(brokers: &[Broker], timeout: Duration) -> Result<Exit, Failure> {
+async fn serve(brokers: &[Broker], timeout: Duration, output: Output) -> Result<Exit, Failure> {
     let forming = join_all(brokers.iter().map(|broker| broker.ready(timeout)));
     let ready = tokio::select! {
         ready = forming => ready,
@@ -139,7 +139,10 @@ async fn serve(brokers: &[Broker], timeout: Duration) -> Result<Exit, Failure> {
     }
     let addresses: Vec<&str> = brokers.iter().map(Broker::address).collect();
     // Whoever started the cluster may have stopped reading; that ends nothing.
-    print_text(&format!("ready {}\n", addresses.join(",")))?;
+    print_text(&match output {
+        Output::Json | Output::Jsonl => format!("{}\n", serde_json::json!({ "ready": addresses })),
+        Output::Table | Output::Raw => format!("ready {}\n", addresses.join(",")),
+    })?;
     Err(any_fatal(brokers).await)
 }
 

@@ -26,7 +26,8 @@ struct Header<'a> {
     value: Option<Binary<'a>>,
 }
 
-struct Binary<'a>(&'a [u8]);
+/// Bytes: a string where they are UTF-8, `{"base64": "..."}` where they are not.
+pub(crate) struct Binary<'a>(pub(crate) &'a [u8]);
 
 #[derive(Serialize)]
 struct Base64 {

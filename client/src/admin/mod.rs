@@ -262,7 +262,6 @@ impl ClusterInfo {
 
 /// How one broker fares, in its own words: see [`crate::Client::broker_status`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct BrokerStatus {
     /// The address that was asked.
     pub address: String,

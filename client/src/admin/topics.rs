@@ -178,7 +178,8 @@ impl Client {
         })
     }
 
-    /// All topics but those of the cluster itself, by name, without offsets. Retries by itself until the client's call timeout.
+    /// All topics but those of the cluster itself, by name, without offsets. Retries by itself until
+    /// the client's call timeout.
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`], [`ErrorKind::Timeout`].
@@ -186,9 +187,28 @@ impl Client {
     /// # Cancel safety
     /// Nothing is lost: it only reads.
     pub async fn list_topics(&self) -> Result<Vec<TopicDescription>> {
+        self.listed(|topic| !topic.internal).await
+    }
+
+    /// All topics, those of the cluster itself (`__groups`) too, as [`Client::list_topics`]: for tools
+    /// that look after a cluster.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`], [`ErrorKind::Timeout`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: it only reads.
+    pub async fn list_all_topics(&self) -> Result<Vec<TopicDescription>> {
+        self.listed(|_| true).await
+    }
+
+    async fn listed(
+        &self,
+        wanted: impl Fn(&v1::TopicInfo) -> bool,
+    ) -> Result<Vec<TopicDescription>> {
         let deadline = Instant::now() + self.shared.config.call_timeout;
         let mut response = self.view(Vec::new(), deadline).await?;
-        response.topics.retain(|topic| !topic.internal);
+        response.topics.retain(wanted);
         let mut topics = read_topics(&response)?;
         topics.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(topics)

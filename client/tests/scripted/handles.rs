@@ -53,6 +53,7 @@ fn public_futures_are_send(client: &Client, producer: Producer, control: &Consum
     sent(client.alter_topic("t", TopicChanges::new()));
     sent(client.delete_topic("t"));
     sent(client.list_topics());
+    sent(client.list_all_topics());
     sent(client.describe_topic("t"));
     sent(client.cluster_info());
     sent(client.brokers());

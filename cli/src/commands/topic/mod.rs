@@ -1,14 +1,16 @@
-//! `qute topic create|list|describe|add-partitions|delete`.
+//! `qute topic create|list|describe|alter|config|add-partitions|delete`. Settings are in `settings`.
 
-use std::collections::BTreeMap;
+mod settings;
 
 use qute_client::{TopicDescription, TopicSpec};
 use qute_proto::topic::check_name;
+use serde::Serialize;
 
 use crate::args::{self, Global, Output};
-use crate::connection::{connect, failure};
+use crate::connection::{connect, connect_to, explain, failure};
 use crate::exit::{Exit, Failure};
-use crate::output::{self, Partition, Replica, Topic, TopicSummary, say};
+use crate::output::{self, Partition, Replica, Report, Topic, TopicSummary, say};
+use crate::progress::waiting;
 
 /// Runs the command.
 ///
@@ -25,32 +27,21 @@ pub async fn run(command: args::Topic, global: &Global) -> Result<Exit, Failure>
             let mut spec = TopicSpec::new(name);
             spec.partitions = partitions;
             spec.replicas = replicas;
-            spec.config = settings(config)?;
+            spec.config = settings::unique(config, "--config")?;
             create(spec, global).await
         }
-        args::Topic::List => list(global).await,
+        args::Topic::List { internal } => list(internal, global).await,
+        args::Topic::Alter { name, set, unset } => settings::alter(&name, set, unset, global).await,
+        args::Topic::Config {
+            name,
+            settings: named,
+        } => settings::config(&name, &named, global).await,
         args::Topic::Describe { name } => describe(&name, global).await,
         args::Topic::AddPartitions { name, partitions } => {
             add_partitions(&name, partitions, global).await
         }
         args::Topic::Delete { name } => delete(&name, global).await,
     }
-}
-
-/// # Errors
-/// One setting given twice with different values.
-fn settings(pairs: Vec<(String, String)>) -> Result<BTreeMap<String, String>, Failure> {
-    let mut settings = BTreeMap::new();
-    for (key, value) in pairs {
-        if let Some(before) = settings.insert(key.clone(), value.clone())
-            && before != value
-        {
-            return Err(Failure::usage(format!(
-                "--config {key} is given twice, as {before} and as {value}"
-            )));
-        }
-    }
-    Ok(settings)
 }
 
 /// Refused here, before anything connects.
@@ -60,9 +51,9 @@ fn checked(name: &str) -> Result<(), Failure> {
 
 async fn create(spec: TopicSpec, global: &Global) -> Result<Exit, Failure> {
     checked(&spec.name)?;
-    let client = connect(global).await?;
-    let topic = client
-        .create_topic(spec)
+    let (target, client) = connect_to(global).await?;
+    let what = format!("creating topic {}", spec.name);
+    let topic = waiting(what, client.create_topic(spec))
         .await
         .map_err(|error| failure(&error))?;
     match global.output {
@@ -70,8 +61,9 @@ async fn create(spec: TopicSpec, global: &Global) -> Result<Exit, Failure> {
         Output::Table | Output::Raw => {
             let topic = summary(&topic);
             say(format_args!(
-                "created topic {}: {}, {}",
+                "created topic {}{}: {}, {}",
                 topic.name,
+                target.source.place(),
                 counted(topic.partitions, "partition"),
                 counted(topic.replicas, "replica")
             ));
@@ -85,37 +77,44 @@ fn counted(number: usize, what: &str) -> String {
     format!("{number} {what}{plural}")
 }
 
-async fn list(global: &Global) -> Result<Exit, Failure> {
+async fn list(internal: bool, global: &Global) -> Result<Exit, Failure> {
     let client = connect(global).await?;
-    let topics = client
-        .list_topics()
-        .await
-        .map_err(|error| failure(&error))?;
+    let topics = match internal {
+        true => waiting("listing topics", client.list_all_topics()).await,
+        false => waiting("listing topics", client.list_topics()).await,
+    };
+    let topics = topics.map_err(|error| failure(&error))?;
     let topics: Vec<TopicSummary> = topics.iter().map(summary).collect();
     output::print(&topics, global.output)
 }
 
 async fn describe(name: &str, global: &Global) -> Result<Exit, Failure> {
     let client = connect(global).await?;
-    let topic = client
-        .describe_topic(name)
-        .await
-        .map_err(|error| failure(&error))?;
-    output::print(&described(topic), global.output)
+    match waiting(
+        format!("describing topic {name}"),
+        client.describe_topic(name),
+    )
+    .await
+    {
+        Ok(topic) => output::print(&described(topic), global.output),
+        Err(error) => Err(explain(&client, &error).await),
+    }
 }
 
 async fn add_partitions(name: &str, partitions: u32, global: &Global) -> Result<Exit, Failure> {
     checked(name)?;
-    let client = connect(global).await?;
-    let topic = client
-        .add_partitions(name, partitions)
-        .await
-        .map_err(|error| failure(&error))?;
+    let (target, client) = connect_to(global).await?;
+    let adding = client.add_partitions(name, partitions);
+    let topic = match waiting(format!("adding partitions to topic {name}"), adding).await {
+        Ok(topic) => topic,
+        Err(error) => return Err(explain(&client, &error).await),
+    };
     match global.output {
         Output::Json | Output::Jsonl => output::print(&described(topic), global.output),
         Output::Table | Output::Raw => {
             let number = counted(topic.partitions.len(), "partition");
-            say(format_args!("topic {name} has {number} now"));
+            let place = target.source.place();
+            say(format_args!("topic {name}{place} has {number} now"));
             Ok(Exit::Done)
         }
     }
@@ -123,13 +122,37 @@ async fn add_partitions(name: &str, partitions: u32, global: &Global) -> Result<
 
 async fn delete(name: &str, global: &Global) -> Result<Exit, Failure> {
     checked(name)?;
-    let client = connect(global).await?;
-    client
-        .delete_topic(name)
-        .await
-        .map_err(|error| failure(&error))?;
-    say(format_args!("deleted topic {name}"));
-    Ok(Exit::Done)
+    let (target, client) = connect_to(global).await?;
+    let deleting = client.delete_topic(name);
+    if let Err(error) = waiting(format!("deleting topic {name}"), deleting).await {
+        return Err(explain(&client, &error).await);
+    }
+    match global.output {
+        Output::Json | Output::Jsonl => output::print(&Deleted { deleted: name }, global.output),
+        Output::Table | Output::Raw => {
+            say(format_args!(
+                "deleted topic {name}{}",
+                target.source.place()
+            ));
+            Ok(Exit::Done)
+        }
+    }
+}
+
+/// What was deleted, for programs.
+#[derive(Serialize)]
+struct Deleted<'a> {
+    deleted: &'a str,
+}
+
+impl Report for Deleted<'_> {
+    fn headings(&self) -> Vec<&'static str> {
+        vec![]
+    }
+
+    fn rows(&self) -> Vec<Vec<String>> {
+        vec![vec![self.deleted.to_owned()]]
+    }
 }
 
 fn summary(topic: &TopicDescription) -> TopicSummary {
@@ -173,15 +196,6 @@ fn described(topic: TopicDescription) -> Topic {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn settings_given_twice_differently_are_a_usage_error() {
-        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-        let same = settings(vec![pair("a", "1"), pair("b", "2"), pair("a", "1")]).unwrap();
-        assert_eq!(same.len(), 2);
-        let error = settings(vec![pair("a", "1"), pair("a", "2")]).unwrap_err();
-        assert_eq!(error.exit, Exit::Usage);
-    }
 
     #[test]
     fn names_against_the_rules_are_refused_as_errors() {
