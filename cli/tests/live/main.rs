@@ -4,9 +4,12 @@
 
 mod bench;
 mod consume;
+mod doctor;
 mod group;
 mod produce;
+mod shapes;
 mod top;
+mod topic;
 
 use std::process::Stdio;
 

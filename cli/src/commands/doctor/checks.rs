@@ -413,7 +413,7 @@ fn replicas(status: &BrokerStatus) -> Option<Check> {
             "replicas",
             &name,
             format!("{} are damaged and not served; {told}", counts.quarantined),
-            "keep the directories, the other replicas serve; docs/OPERATIONS.md says how a replica is given back",
+            "keep the directories, the other replicas serve; docs/OPERATIONS.md says what else can be done",
         )
     } else if counts.open < counts.desired {
         warn(

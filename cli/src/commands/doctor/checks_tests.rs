@@ -93,7 +93,7 @@ fn topic(replicas: &[u64], leader: Option<u64>) -> TopicDescription {
     };
     TopicDescription {
         name: "t".to_owned(),
-        id: TopicId([0; 16]),
+        id: TopicId::GROUPS,
         partitions: vec![PartitionDescription {
             partition: 0,
             leader: leader.map(BrokerId),
@@ -368,14 +368,17 @@ fn faults_fail_and_an_address_that_another_broker_has_is_told() {
 #[test]
 fn loopback_address_of_a_broker_that_is_elsewhere_warns() {
     let mut findings = healthy();
-    edit_view(&mut findings, |view| {
-        view.brokers[1].address = "127.0.0.1:1".to_owned()
-    });
-    findings.bootstrap[1].address = "h2:1".to_owned();
-    findings.advertised = vec![Answer {
-        address: "127.0.0.1:1".to_owned(),
-        outcome: Ok(status(2)),
-    }];
+    let mut moved = findings.bootstrap.pop().unwrap();
+    moved.address = "127.0.0.1:1".to_owned();
+    findings.advertised = vec![moved];
+    for answer in findings
+        .bootstrap
+        .iter_mut()
+        .chain(&mut findings.advertised)
+    {
+        let view = &mut answer.outcome.as_mut().unwrap().view;
+        view.brokers[1].address = "127.0.0.1:1".to_owned();
+    }
     assert_eq!(
         trouble(&findings),
         [(Status::Warn, "broker", "b2".to_owned())]

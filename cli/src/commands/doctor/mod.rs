@@ -17,7 +17,7 @@ use qute_client::Client;
 use crate::args::Global;
 use crate::connection::{config_for, failure};
 use crate::exit::{Exit, Failure};
-use crate::output::{self, say};
+use crate::output::say;
 use crate::progress::waiting;
 use crate::target::Target;
 use report::Diagnosis;

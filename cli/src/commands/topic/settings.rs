@@ -257,7 +257,7 @@ mod tests {
     fn topic(config: &[(&str, &str)]) -> TopicDescription {
         TopicDescription {
             name: "t".to_owned(),
-            id: TopicId([0; 16]),
+            id: TopicId::GROUPS,
             partitions: vec![],
             config: config
                 .iter()
