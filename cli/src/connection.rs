@@ -166,6 +166,41 @@ fn hint_of(error: &Error) -> Option<String> {
         }
         ErrorKind::CorruptBatch => "`qute consume` with -p and -o reads on behind it".to_owned(),
         ErrorKind::Internal => "the log of that broker says more".to_owned(),
+        ErrorKind::Config | ErrorKind::InvalidArgument => {
+            "correct the value; --help says what is accepted".to_owned()
+        }
+        ErrorKind::InvalidTopicName | ErrorKind::InvalidGroupName => {
+            "choose another name".to_owned()
+        }
+        ErrorKind::BatchTooLarge => "send smaller records".to_owned(),
+        ErrorKind::OffsetOutOfRange => {
+            "begin at start or end, or at an offset that is still there".to_owned()
+        }
+        ErrorKind::TopicRecreated => {
+            "the topic was deleted and made again: look at it and begin anew".to_owned()
+        }
+        ErrorKind::OutcomeUnknown | ErrorKind::ProducerReset => {
+            "look whether it was written before you write it again".to_owned()
+        }
+        ErrorKind::Protocol => {
+            "program and brokers may be of different versions: `qute doctor` says so".to_owned()
+        }
+        ErrorKind::UnknownGroup => "`qute group list` shows what there is".to_owned(),
+        ErrorKind::UnknownMember | ErrorKind::ClaimFenced | ErrorKind::StaleGeneration => {
+            "another member has taken over meanwhile: run the command again to join anew".to_owned()
+        }
+        ErrorKind::InconsistentAssignor => {
+            "let all members of the group run the same version".to_owned()
+        }
+        ErrorKind::GroupNotEmpty => {
+            "`qute group describe` shows its members: stop them first".to_owned()
+        }
+        ErrorKind::GroupLimit => {
+            "delete groups that nobody needs, or raise the brokers' limits".to_owned()
+        }
+        ErrorKind::OffsetBehind => {
+            "committed offsets go back by `qute group reset` only".to_owned()
+        }
         _ => return None,
     })
 }

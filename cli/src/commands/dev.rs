@@ -110,7 +110,8 @@ fn not_started(error: &StartError) -> Failure {
             ..
         } => Failure::error(format!("can't listen on {address} for {purpose}: {source}"))
             .hint("is another cluster running? choose other ports with --port"),
-        other => Failure::error(other.to_string()),
+        other => Failure::error(other.to_string())
+            .hint("--data-dir names another directory, -v says more"),
     }
 }
 

@@ -33,7 +33,7 @@ use qute_proto::batch::{BATCH_BYTES_MAX, RECORD_BYTES_MAX};
 use tokio::sync::mpsc;
 
 use crate::args::{Global, Output, Produce, Source};
-use crate::connection::{connect, failure};
+use crate::connection::{connect, explain, failure};
 use crate::exit::{Exit, Failure};
 use crate::interrupt::Interrupt;
 use crate::lines::split_key;
@@ -145,10 +145,9 @@ pub async fn run(args: Produce, global: &Global, interrupt: &Interrupt) -> Resul
 async fn open(args: &Produce, global: &Global) -> Result<(Client, Producer), Failure> {
     let client = connect(global).await?;
     // An unknown topic is said before a line is read; the leaders may still be on their way.
-    client
-        .list_offsets(&args.topic, &[])
-        .await
-        .map_err(|error| failure(&error))?;
+    if let Err(error) = client.list_offsets(&args.topic, &[]).await {
+        return Err(explain(&client, &error).await);
+    }
     let config = ProducerConfig::default()
         .linger(LINGER)
         .compression(args.compression.into())

@@ -46,7 +46,7 @@ pub async fn run(command: args::Topic, global: &Global) -> Result<Exit, Failure>
 
 /// Refused here, before anything connects.
 fn checked(name: &str) -> Result<(), Failure> {
-    check_name(name).map_err(|error| Failure::error(error.to_string()))
+    check_name(name).map_err(|error| Failure::error(error.to_string()).hint("choose another name"))
 }
 
 async fn create(spec: TopicSpec, global: &Global) -> Result<Exit, Failure> {
