@@ -16,6 +16,9 @@
 //! | `qute_client::produce` | `batch refused` | `topic`, `partition`, `code`, `cause` |
 //! | `qute_client::fetch` | `batch received` (`TRACE`) | `topic`, `partition`, `offset`, `records`, `bytes` |
 //! | `qute_client::fetch` | `subscription ended` | `topic`, `partition`, `error` |
+//! | `qute_client::group` | `not answered by the coordinator` | `wanted`, `error` |
+//! | `qute_client::group` | `handler failed` | `partition`, `offset`, `attempt`, `error` |
+//! | `qute_client::group` | `dead letter not stored yet` | `partition`, `offset`, `error` |
 //! | all of them | `... ended`, `... failed` | `address`, `cause` or `error` |
 //!
 //! Spans of the client are roots: a batch belongs to the many callers whose records it carries. What
