@@ -476,3 +476,83 @@ where
             .error(RPCTypes::AppendEntries, error, APPEND_DEADLINE)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use qute_proto::ids::{BrokerId, PartitionId, ReplicaId, TopicId};
+
+    use super::super::identity::Identity;
+    use super::super::types::log_id;
+    use super::*;
+    use crate::storage::{
+        FrameKind, LogConfig, NewFrame, Position, ReplicaKey, Store, StoreConfig,
+    };
+
+    /// A log of ten entries that begins at index 6.
+    async fn purged_log(store: &Store, partition: PartitionId) -> Arc<Log> {
+        let key = ReplicaKey {
+            partition,
+            replica: ReplicaId(1),
+        };
+        let log = store.create_log(key, LogConfig::default()).unwrap();
+        let frames = (0..10).map(|index| NewFrame {
+            term: 1,
+            index,
+            kind: FrameKind::Blank,
+            broker_time_ms: 0,
+            records: 0,
+            payload: Bytes::new(),
+        });
+        log.append(frames.collect(), |appended| appended.unwrap())
+            .unwrap();
+        log.sync().await.unwrap();
+        log.save_checkpoint(9, b"state").unwrap();
+        let upto = Position { term: 1, index: 5 };
+        log.purge(upto).await.unwrap();
+        log
+    }
+
+    #[tokio::test]
+    async fn stream_to_a_target_whose_next_entry_is_purged_ends_with_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(StoreConfig::new(dir.path().join("data"))).unwrap();
+        let group = GroupId::new(PartitionId {
+            topic: TopicId::random(),
+            partition: 0,
+        });
+        let log = purged_log(&store, group.partition).await;
+        let identity = Identity {
+            broker: store.identity(),
+            boot: store.boot(),
+            process: store.process(),
+        };
+        let peers = Peers::new(identity, &[]);
+        let mut network = Network::new(peers.clone(), group, 1, Arc::downgrade(&log));
+        let node = ReplicaNode {
+            broker: BrokerId(2),
+        };
+        for (prev, is_gone) in [(3, true), (4, true), (5, false), (9, false)] {
+            let mut client = network.new_client(2, &node).await;
+            let request = AppendEntriesRequest {
+                vote: codec::vote(1, 1, true),
+                prev_log_id: Some(log_id(1, prev)),
+                entries: Vec::new(),
+                leader_commit: None,
+            };
+            let input = futures::stream::iter([request]).chain(futures::stream::pending());
+            let option = RPCOption::new(Duration::from_secs(1));
+            let mut answers = client.stream_append(Box::pin(input), option).await.unwrap();
+            let first = answers.next().await.unwrap().unwrap_err();
+            // Nobody is there to answer the others.
+            assert_eq!(
+                matches!(first, RPCError::Network(_)),
+                is_gone,
+                "{prev}: {first}"
+            );
+            assert!(answers.next().await.is_none());
+        }
+        peers.shutdown().await;
+        drop(log);
+        store.shutdown().await;
+    }
+}
