@@ -1,6 +1,6 @@
 //! The topics that a member reads: what views change, where claims begin, their readers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +39,8 @@ pub(super) struct Topics {
     /// How many partitions a topic had when the member joined: those that came later, and topics that
     /// did, are read from their start.
     born: BTreeMap<TopicId, u32>,
+    /// Topics that are gone: should they be made again, the program is told so.
+    deleted: BTreeSet<Arc<str>>,
     later: Vec<Starting>,
     again_at: Option<Instant>,
 }
@@ -61,6 +63,7 @@ impl Topics {
             subscription,
             plan,
             start,
+            deleted: BTreeSet::new(),
             later: Vec::new(),
             again_at: None,
         }
@@ -79,9 +82,16 @@ impl Topics {
         for change in &changes {
             debug!(target: trace::GROUP, group = %self.core.group, ?change, "subscribed topics changed");
             match change {
-                Change::Appeared { .. } | Change::Grew { .. } => {}
+                Change::Grew { .. } => {}
+                // Deleted in one view and made again in another.
+                Change::Appeared { name, .. } if self.deleted.remove(name) => {
+                    let topic = Arc::clone(name);
+                    events.push(GroupEvent::TopicRecreated { topic });
+                }
+                Change::Appeared { .. } => {}
                 Change::Deleted { id, name } => {
                     self.born.remove(id);
+                    self.deleted.insert(Arc::clone(name));
                     gone.push(*id);
                     let error = Error::new(ErrorKind::UnknownTopic, "the topic was deleted");
                     events.push(GroupEvent::Failed(error.with_topic(name)));
