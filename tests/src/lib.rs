@@ -9,7 +9,10 @@
 //! | [`cluster`] | several of them with their data directories |
 //! | [`command`] | running `qute` with a deadline |
 //! | [`http`] | `GET` against a broker's HTTP port, and its metrics as numbers |
+//! | [`fleet`] | many groups at once |
+//! | [`member`] | a member of a consumer group in raw gRPC |
 //! | [`oracle`] | what members of a group saw, held against what they were promised |
+//! | [`peernet`] | the network between brokers, with cuts |
 //! | [`flights`] | the flights data, its published table, and the checks against both |
 //! | `documents` | the test that files named in documents exist |
 //! | `layers` | the test that keeps the layers of `broker/src` |
@@ -24,11 +27,14 @@ pub mod cluster;
 pub mod command;
 #[cfg(test)]
 mod documents;
+pub mod fleet;
 pub mod flights;
 pub mod http;
 #[cfg(test)]
 mod layers;
+pub mod member;
 pub mod oracle;
+pub mod peernet;
 pub mod process;
 pub mod procfs;
 pub mod wait;
