@@ -11,6 +11,7 @@
 //! | `disk` | a disk that is full |
 //! | `wire` | (raw gRPC for `input`) |
 //! | `client` | the client on bad days: brokers behind fault proxies |
+//! | `groups` | consumer groups on bad days, against an oracle |
 //! | `cost` | each record byte written once per replica |
 //! | `scale` | a hundred partitions of three replicas |
 
@@ -19,6 +20,7 @@ mod cost;
 mod disk;
 mod flights;
 mod forming;
+mod groups;
 mod identity;
 mod input;
 mod restart;
