@@ -6,9 +6,11 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use qute_bench::frozen::FrozenArgs;
+use qute_bench::groups::{CommitsArgs, GroupsArgs};
 use qute_bench::load::LoadArgs;
+use qute_bench::rebalance::RebalanceArgs;
 use qute_bench::target::{Target, TargetArgs};
-use qute_bench::{client, disk, failover, frozen, idle, load, restart};
+use qute_bench::{client, disk, failover, frozen, groups, idle, load, rebalance, restart};
 use serde_json::Value;
 
 #[global_allocator]
@@ -65,6 +67,12 @@ enum Command {
         #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
         watch: Duration,
     },
+    /// Many groups: memory and disk of their coordinators, restart after a kill, heartbeats
+    Groups(GroupsArgs),
+    /// Commits of members a second, one in flight each
+    Commits(CommitsArgs),
+    /// Join a group at once, then kill members: how long until every partition has an owner
+    Rebalance(RebalanceArgs),
     /// What the client costs on one core, without a network: records a second and allocations a
     /// record of the producer's path, nanoseconds of choosing a partition by key
     Client {
@@ -121,6 +129,9 @@ fn main() -> Result<()> {
             replicas,
             watch,
         } => idle::measure(brokers, partitions, replicas, watch),
+        Command::Groups(args) => groups::measure(&args),
+        Command::Commits(args) => groups::commits(&args),
+        Command::Rebalance(args) => rebalance::measure(&args),
         Command::Client {
             records,
             partitions,
