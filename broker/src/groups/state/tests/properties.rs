@@ -263,15 +263,21 @@ impl Checker {
         let after = Seen::of(&self.log.groups, name);
 
         self.check_refusal(&reply, &state);
-        if let Some(after) = &after {
-            self.check_group(name, after);
-            if let Some(before) = &before {
-                self.check_progress(before, after, &command);
-                self.check_told(name, before, after);
+        if let Some(after) = &after
+            && let Some(before) = &before
+        {
+            self.check_progress(before, after, &command);
+            self.check_told(name, before, after);
+        }
+        // A sweep and the end of a topic concern all groups.
+        for name in GROUPS {
+            match Seen::of(&self.log.groups, name) {
+                Some(seen) => {
+                    self.check_group(name, &seen);
+                    self.check_fencing(name, &seen);
+                }
+                None => drop(self.holders.remove(name)),
             }
-            self.check_fencing(name, after, before.is_none());
-        } else {
-            self.holders.remove(name);
         }
         if matches!(command, Command::Publish(_)) && reply.code == 0 {
             self.log.refuses(command);
@@ -355,12 +361,9 @@ impl Checker {
     }
 
     /// A claim that has another holder, or the same one anew, has a higher epoch.
-    fn check_fencing(&mut self, name: &'static str, after: &Seen, is_new: bool) {
+    fn check_fencing(&mut self, name: &'static str, after: &Seen) {
         let holders = after.holders(&self.log.groups, name);
         let last = self.holders.entry(name).or_default();
-        if is_new {
-            last.clear();
-        }
         // Epochs may end with the partition.
         last.retain(|partition, _| after.epochs.contains_key(partition));
         for (partition, (id, epoch, claim)) in holders {
