@@ -9,6 +9,7 @@
 //! | `input` | what people and networks send by mistake |
 //! | `serve` | refusals and answers that clients build on: leaders, duplicates, credit, offsets |
 //! | `disk` | a disk that is full |
+//! | `coordinators` | coordinators of consumer groups: frozen, and sent nonsense |
 //! | `wire` | (raw gRPC for `input`) |
 //! | `client` | the client on bad days: brokers behind fault proxies |
 //! | `groups` | consumer groups on bad days, against an oracle |
@@ -16,6 +17,7 @@
 //! | `scale` | a hundred partitions of three replicas |
 
 mod client;
+mod coordinators;
 mod cost;
 mod disk;
 mod flights;
