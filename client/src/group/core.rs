@@ -164,6 +164,11 @@ impl Core {
             return Some(event);
         }
         let told = state.membership.take_told()?;
+        match &told {
+            Told::Revoking { claims, .. } => state.unpause(claims.iter().map(|(place, _)| *place)),
+            Told::Lost { partitions, .. } => state.unpause(partitions.iter().copied()),
+            Told::Assigned(_) | Told::Failed(_) => {}
+        }
         let named = |places: Vec<PartitionId>| {
             let name = |place| self.name(state, place);
             places.into_iter().map(name).collect::<Vec<_>>()
@@ -251,6 +256,18 @@ impl Core {
 }
 
 impl State {
+    /// What the program has paused of a claim ends with it, as far as the program knows: by now the
+    /// partition may have come back, and been attached as a paused one.
+    fn unpause(&mut self, places: impl Iterator<Item = PartitionId>) {
+        for place in places {
+            if self.paused.remove(&place)
+                && let Some(reading) = self.topics.get(&place.topic)
+            {
+                reading.partitions.resume(place.partition);
+            }
+        }
+    }
+
     fn has_news(&self) -> bool {
         !self.events.is_empty()
             || !self.opened.is_empty()

@@ -346,3 +346,108 @@ async fn batches_are_tried_and_set_aside_as_a_whole() {
     let report = run.await.unwrap().unwrap();
     assert_eq!((report.dead_lettered, report.failed_attempts), (3, 3));
 }
+
+/// Takes the partition away and gives it back, as a reset by force does.
+fn grant_anew(fake: &Fake, partition: u32) {
+    fake.change(|state| {
+        let group = state.groups.groups.get_mut(GROUP).unwrap();
+        let mut slots = group.slots.iter_mut();
+        let (_, slot) = slots.find(|((_, number), _)| *number == partition).unwrap();
+        slot.claim_epoch += 1;
+        group.revision += 1;
+    });
+}
+
+/// Batches by partition and losses, as an observer counts them.
+#[derive(Default)]
+struct Counts {
+    batches: BTreeMap<u32, usize>,
+    losses: usize,
+}
+
+fn counting(policy: RunPolicy) -> (RunPolicy, Arc<Mutex<Counts>>) {
+    let counts = Arc::new(Mutex::new(Counts::default()));
+    let counting = Arc::clone(&counts);
+    let policy = policy.observer(move |event| {
+        let mut counts = counting.lock();
+        match event {
+            GroupEvent::Batch(batch) => *counts.batches.entry(batch.partition()).or_default() += 1,
+            GroupEvent::Lost(_) => counts.losses += 1,
+            _ => {}
+        }
+    });
+    (policy, counts)
+}
+
+#[tokio::test]
+async fn partition_that_waits_is_read_on_when_it_is_lost_and_comes_back() {
+    let (fake, client) = fake(&[&["a", "b", "c"]]).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let closed = Arc::clone(&gate);
+    let (policy, counts) = counting(impatient());
+    let running = Running::start(join(&client).await, policy, move |_| {
+        let gate = Arc::clone(&closed);
+        async move {
+            gate.acquire().await.unwrap().forget();
+            Ok(())
+        }
+    });
+    // One in work, and one that waits: no more are asked for.
+    fake.wait_for(|_| counts.lock().batches.get(&0) == Some(&2))
+        .await;
+    grant_anew(&fake, 0);
+    fake.wait_for(|_| counts.lock().losses == 1).await;
+    gate.add_permits(100);
+    fake.wait_for(|fake| fake.committed(GROUP, 0) == Some(3))
+        .await;
+    running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn partition_that_comes_back_before_its_turn_is_in_work_once_at_a_time() {
+    let (fake, client) = fake(&[&["a"], &["a"], &["a"]]).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let closed = Arc::clone(&gate);
+    let (policy, counts) = counting(impatient().partitions_at_once(2));
+    let in_work = Arc::new(Mutex::new((BTreeMap::<u32, usize>::new(), 1)));
+    let noting = Arc::clone(&in_work);
+    let running = Running::start(join(&client).await, policy, move |record| {
+        let (gate, in_work) = (Arc::clone(&closed), Arc::clone(&noting));
+        async move {
+            {
+                let (now, most) = &mut *in_work.lock();
+                let count = now.entry(record.partition).or_default();
+                *count += 1;
+                *most = (*most).max(*count);
+            }
+            gate.acquire().await.unwrap().forget();
+            *in_work.lock().0.entry(record.partition).or_default() -= 1;
+            Ok(())
+        }
+    });
+    fake.wait_for(|_| counts.lock().batches.len() == 3 && running.seen.lock().len() == 2)
+        .await;
+    let waiting = (0..3).find(|it| running.seen(*it).is_empty()).unwrap();
+    let producer = client.producer(ProducerConfig::default()).unwrap();
+    let record = Record::to(TOPIC).partition(waiting).value("b");
+    producer.send(record).await.unwrap();
+    grant_anew(&fake, waiting);
+    fake.wait_for(|_| counts.lock().losses == 1).await;
+    let before = counts.lock().batches[&waiting];
+    // Those that come with the new claim, of which one may have been counted by now.
+    fake.wait_for(|_| counts.lock().batches[&waiting] >= before.max(3))
+        .await;
+    gate.add_permits(2);
+    let others = (0..3).filter(|it| *it != waiting);
+    for other in others {
+        fake.wait_for(|fake| fake.committed(GROUP, other) == Some(1))
+            .await;
+    }
+    fake.wait_for(|_| !running.seen(waiting).is_empty()).await;
+    gate.add_permits(100);
+    fake.wait_for(|fake| fake.committed(GROUP, waiting) == Some(2))
+        .await;
+    assert_eq!(in_work.lock().1, 1);
+    assert_eq!(running.seen(waiting), ["a", "b"]);
+    running.stop().await.unwrap();
+}

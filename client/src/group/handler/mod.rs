@@ -353,7 +353,9 @@ impl Run {
             let Some(partition) = self.ready.pop_front() else {
                 return;
             };
-            let Some(lane) = self.lanes.get_mut(&partition) else {
+            // It is in turn again once the job under way has ended.
+            let idle = |lane: &&mut Lane| lane.stop.is_none();
+            let Some(lane) = self.lanes.get_mut(&partition).filter(idle) else {
                 continue;
             };
             let Some(batch) = lane.waiting.pop_front() else {
@@ -414,6 +416,7 @@ impl Run {
     }
 
     fn forget(&mut self, partition: &TopicPartition) {
+        self.ready.retain(|ready| ready != partition);
         if let Some(lane) = self.lanes.get_mut(partition) {
             lane.waiting.clear();
             lane.paused = false;
