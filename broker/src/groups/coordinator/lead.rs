@@ -240,6 +240,9 @@ impl Coordinator {
         let picture = self.read(|groups| groups.get(name).map(picture));
         let synced = live.sessions.sync(Instant::now(), name, picture.as_ref());
         live.end_all(&synced.ended);
+        for waiter in &synced.turns {
+            live.wake(*waiter, Turn::Come);
+        }
         drop(live);
         self.moved.send_replace(());
         synced

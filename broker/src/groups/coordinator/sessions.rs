@@ -118,6 +118,8 @@ pub struct Due {
 pub struct Synced {
     /// Their membership is over.
     pub ended: Vec<SessionId>,
+    /// Joins whose turn has come: the holder of the name has gone for good.
+    pub turns: Vec<WaiterId>,
     /// They may have something to be told.
     pub concerned: Vec<SessionId>,
     /// The generation has risen.
@@ -210,7 +212,7 @@ impl Sessions {
         let present: HashSet<MemberId> = group.order.iter().copied().collect();
         let gone: Vec<MemberId> = group.leases.keys().copied().collect();
         for member in gone.into_iter().filter(|member| !present.contains(member)) {
-            synced.ended.extend(self.end_lease(now, name, member));
+            self.end_lease(now, name, member, &mut synced);
         }
         for member in &picture.members {
             synced.ended.extend(self.take_in(now, name, member));
@@ -237,7 +239,7 @@ impl Sessions {
             self.asks.remove(&(due, name.clone()));
         }
         for member in members {
-            synced.ended.extend(self.end_lease(now, name, member));
+            self.end_lease(now, name, member, &mut synced);
         }
         self.drop_if_idle(name);
         synced
@@ -669,14 +671,25 @@ impl Sessions {
         self.sessions.is_empty()
     }
 
-    fn end_lease(&mut self, now: Moment, name: &Name, member: MemberId) -> Option<SessionId> {
-        let group = self.groups.get_mut(name)?;
-        let lease = group.leases.remove(&member)?;
+    /// The member has gone, however that came: whoever waits for its stable name looks again.
+    fn end_lease(&mut self, now: Moment, name: &Name, member: MemberId, synced: &mut Synced) {
+        let Some(group) = self.groups.get_mut(name) else {
+            return;
+        };
+        let Some(lease) = group.leases.remove(&member) else {
+            return;
+        };
+        if let Some(waiter) = group.waiting.remove(&lease.instance) {
+            self.waiters.remove(&waiter);
+            synced.turns.push(waiter);
+        }
         self.without_session(now, name, member);
         self.deadlines
             .remove(&(lease.deadline, name.clone(), member));
-        self.forget_session(lease.session?);
-        lease.session
+        if let Some(session) = lease.session {
+            self.forget_session(session);
+            synced.ended.push(session);
+        }
     }
 
     fn forget_session(&mut self, session: SessionId) -> Option<(Name, MemberId)> {

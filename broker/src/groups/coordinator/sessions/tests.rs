@@ -282,6 +282,35 @@ fn s27_join_under_a_stable_name_takes_over_when_the_session_has_run_out() {
 }
 
 #[test]
+fn s27_join_under_a_stable_name_has_its_turn_when_the_holder_leaves_for_good() {
+    let mut bench = Bench::new();
+    let (held, session) = bench.member("a");
+    bench.member("");
+    let successor = applicant(MemberId::random(), 1, "a");
+    let Decision::Wait { waiter, .. } = bench.decide(&successor) else {
+        panic!("the name is taken");
+    };
+    let synced = bench.remove(held);
+    assert_eq!((synced.ended, synced.turns), (vec![session], vec![waiter]));
+    assert_eq!(
+        bench.decide(&successor),
+        Decision::Propose { replaces: None }
+    );
+}
+
+#[test]
+fn s27_join_under_a_stable_name_has_its_turn_when_all_others_have_gone() {
+    let mut bench = Bench::new();
+    let (held, _) = bench.member("a");
+    let successor = applicant(MemberId::random(), 1, "a");
+    let Decision::Wait { waiter, .. } = bench.decide(&successor) else {
+        panic!("the name is taken");
+    };
+    assert_eq!(bench.remove(held).turns, [waiter]);
+    assert!(bench.sessions.groups.is_empty() && bench.sessions.waiters.is_empty());
+}
+
+#[test]
 fn waiting_join_that_goes_away_leaves_the_name_to_its_holder() {
     let mut bench = Bench::new();
     let (old, _) = bench.member("a");
@@ -561,6 +590,12 @@ impl Schedule {
         let open = leases.filter(|(_, lease)| !lease.ending);
         let indexed: BTreeSet<_> = open.map(|(id, one)| (one.deadline, name(), *id)).collect();
         assert_eq!(indexed, sessions.deadlines);
+        // S27: whoever waits for a name waits for somebody.
+        for group in sessions.groups.values() {
+            let open = group.leases.values().filter(|it| !it.ending && !it.closed);
+            let held: HashSet<&Name> = open.map(|lease| &lease.instance).collect();
+            assert!(group.waiting.keys().all(|waited| held.contains(waited)));
+        }
         let members = self.bench.picture.members.len();
         let leases = sessions.groups.values().map(|group| group.leases.len());
         assert_eq!(leases.sum::<usize>(), members);
