@@ -19,9 +19,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use futures::{Stream, StreamExt};
 use prost::Message as _;
 use qute_proto::v1::session_request::Request;
 use qute_proto::v1::session_response::Response;
@@ -97,13 +97,8 @@ impl From<v1::Error> for NoMember {
 
 /// Until the member has joined. `None`: the client is gone.
 async fn begin(shared: &Shared, requests: &mut Requests) -> Result<Option<Member>, NoMember> {
-    let first = tokio::time::timeout(JOIN_WITHIN, requests.next()).await;
-    let first = first.map_err(|_| not_joined("nothing came for a while"))?;
-    let Some(first) = first else {
+    let Some(join) = first_join(requests).await? else {
         return Ok(None);
-    };
-    let Some(Request::Join(join)) = first.map_err(NoMember::Broken)?.request else {
-        return Err(not_joined("another message came first").into());
     };
     check::join(&join, shared.coordinators.limits())?;
     let joining = async {
@@ -124,6 +119,24 @@ async fn begin(shared: &Shared, requests: &mut Requests) -> Result<Option<Member
                 },
             },
         }
+    }
+}
+
+/// What a stream begins with. `None`: the client is gone.
+async fn first_join(
+    requests: &mut (impl Stream<Item = Result<v1::SessionRequest, Status>> + Unpin),
+) -> Result<Option<v1::Join>, NoMember> {
+    let Ok(first) = tokio::time::timeout(JOIN_WITHIN, requests.next()).await else {
+        // A lossy line delays it: that is no mistake of the client's, and must not end it.
+        let text = "no join came for a while: open another stream";
+        return Err(error(ErrorCode::NotReady, text).into());
+    };
+    let Some(first) = first else {
+        return Ok(None);
+    };
+    match first.map_err(NoMember::Broken)?.request {
+        Some(Request::Join(join)) => Ok(Some(join)),
+        _ => Err(not_joined("another message came first").into()),
     }
 }
 
@@ -351,4 +364,30 @@ fn fitted(mut update: v1::GroupUpdate) -> v1::GroupUpdate {
         }
     }
     update
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::stream;
+
+    use super::*;
+
+    async fn refused(
+        mut requests: impl Stream<Item = Result<v1::SessionRequest, Status>> + Unpin,
+    ) -> ErrorCode {
+        match first_join(&mut requests).await {
+            Err(NoMember::Refused(refused)) => refused.code(),
+            _ => panic!("it has joined, or gone"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn join_that_is_late_may_come_again_and_another_message_in_its_place_may_not() {
+        assert_eq!(refused(stream::pending()).await, ErrorCode::NotReady);
+        let heartbeat = v1::SessionRequest {
+            request: Some(Request::Heartbeat(v1::Heartbeat { sequence: 1 })),
+        };
+        let first = stream::iter([Ok(heartbeat)]);
+        assert_eq!(refused(first).await, ErrorCode::InvalidArgument);
+    }
 }
