@@ -105,8 +105,11 @@ async fn forget(coordinator: &Coordinator, is_deleted: impl Fn(TopicId) -> bool)
 /// Whether a sweep would forget something of a group.
 fn is_old(group: &Group, is_over: impl Fn(u64) -> bool) -> bool {
     let is_kept = |slot: &Slot| slot.committed().is_some_and(|it| !is_over(it.time_ms));
+    // One that never had a partition has no slots.
+    let holds_nothing = group.slots().committed() == 0;
     let mut slots = group.slots().iter();
-    group.empty_since_ms().is_some_and(&is_over) && slots.any(|(_, slot)| !is_kept(slot))
+    group.empty_since_ms().is_some_and(&is_over)
+        && (holds_nothing || slots.any(|(_, slot)| !is_kept(slot)))
 }
 
 async fn sweep(coordinator: &Coordinator, retention: Duration) {
@@ -124,5 +127,54 @@ async fn sweep(coordinator: &Coordinator, retention: Duration) {
     let command = Command::Sweep(SweepOffsets { retention_ms });
     if let Err(refused) = coordinator.command(command).await {
         tracing::debug!(error = refused.message, "old offsets were not swept");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qute_proto::ids::MemberId;
+    use qute_proto::internal::{JoinMember, LeaveMember};
+    use qute_proto::v1;
+
+    use super::*;
+    use crate::groups::state::{At, Groups};
+
+    #[test]
+    fn group_that_never_had_a_partition_is_old_once_it_has_been_empty_for_long() {
+        let mut groups = Groups::default();
+        let member_id = MemberId::random().to_wire();
+        let join = v1::Join {
+            group: "g".to_owned(),
+            member_id: member_id.clone(),
+            member_epoch: 1,
+            assignors: vec![v1::AssignorVersion::default()],
+            ..v1::Join::default()
+        };
+        let join = JoinMember {
+            join: Some(join),
+            ..JoinMember::default()
+        };
+        let at = |index, time_ms| At { index, time_ms };
+        groups.apply(at(1, 1000), Command::Join(join));
+        let old = |groups: &Groups, now_ms: u64| {
+            let group = groups.get("g").unwrap();
+            is_old(group, |since_ms| now_ms - since_ms >= 500)
+        };
+        assert!(!old(&groups, 9000), "it has a member");
+
+        let leave = LeaveMember {
+            group: "g".to_owned(),
+            member_id,
+            member_epoch: 1,
+            ..LeaveMember::default()
+        };
+        groups.apply(at(2, 2000), Command::Leave(leave));
+        assert_eq!(groups.get("g").unwrap().slots().iter().count(), 0);
+        assert!(!old(&groups, 2499));
+        assert!(old(&groups, 2500));
+
+        let sweep = SweepOffsets { retention_ms: 500 };
+        groups.apply(at(3, 2500), Command::Sweep(sweep));
+        assert!(groups.is_empty());
     }
 }
