@@ -18,7 +18,7 @@ use super::lead::{Coordinator, Place, Turn};
 use super::mailbox::Mailbox;
 use super::sessions::{Applicant, Decision, SessionId, WaiterId};
 use crate::controller::proposer::error;
-use crate::groups::replica;
+use crate::groups::{replica, state};
 
 /// How long a join that is told to come again waits, if nothing moves before.
 const AGAIN_WITHIN: Duration = Duration::from_secs(1);
@@ -186,25 +186,14 @@ impl Coordinator {
 
     /// Whether a member that goes on says of itself what it said before.
     fn says_the_same(&self, applicant: &Applicant, join: &v1::Join) -> bool {
+        let Ok(said) = state::Member::from_join(join) else {
+            // The state machine says what is wrong with it.
+            return false;
+        };
         self.read(|groups| {
             let group = groups.get(&applicant.group);
-            let Some(member) = group.and_then(|it| it.members().get(applicant.id)) else {
-                return false;
-            };
-            let topics = &member.topics;
-            let reads = |one: &v1::TopicSubscription| {
-                let mut known = topics.iter();
-                known.any(|it| {
-                    *it.topic.0.as_bytes() == *one.topic_id && it.partitions == one.partitions
-                })
-            };
-            member.session_timeout_ms == join.session_timeout_ms
-                && *member.instance == *join.instance
-                && *member.rack == *join.rack
-                && *member.client == *join.client
-                && member.assignors == join.assignors
-                && topics.len() == join.topics.len()
-                && join.topics.iter().all(reads)
+            let known = group.and_then(|it| it.members().get(applicant.id));
+            known.is_some_and(|known| said.says_the_same_as(known))
         })
     }
 }

@@ -249,11 +249,12 @@ impl Group {
         GroupsReply::default()
     }
 
+    /// In the order of their seats.
     fn remove_members(&mut self, seats: &[Seat], at: At) {
         if seats.is_empty() {
             return;
         }
-        let is_gone = |seat: Option<Seat>| seat.is_some_and(|seat| seats.contains(&seat));
+        let is_gone = |seat: Option<Seat>| seat.is_some_and(|it| seats.binary_search(&it).is_ok());
         for (_, slot) in self.slots.iter_mut() {
             if is_gone(slot.holder) {
                 slot.holder = None;

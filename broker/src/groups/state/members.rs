@@ -61,7 +61,7 @@ pub struct Member {
 
 impl Member {
     /// Reads a join.
-    pub(super) fn from_join(join: &v1::Join) -> Result<Self, Refusal> {
+    pub(in crate::groups) fn from_join(join: &v1::Join) -> Result<Self, Refusal> {
         if join.assignors.is_empty() {
             return refuse(
                 ErrorCode::InconsistentAssignor,
@@ -90,12 +90,21 @@ impl Member {
     }
 
     /// The same in all that it says of itself.
-    pub(super) fn says_the_same_as(&self, other: &Self) -> bool {
-        let other = Self {
-            revision: self.revision,
-            ..other.clone()
-        };
-        *self == other
+    pub(in crate::groups) fn says_the_same_as(&self, other: &Self) -> bool {
+        let Self {
+            id,
+            epoch,
+            instance,
+            rack,
+            client,
+            assignors,
+            topics,
+            session_timeout_ms,
+            revision: _,
+        } = other;
+        (self.id, self.epoch, self.session_timeout_ms) == (*id, *epoch, *session_timeout_ms)
+            && (&self.instance, &self.rack, &self.client) == (instance, rack, client)
+            && (&self.assignors, &self.topics) == (assignors, topics)
     }
 
     /// For people.

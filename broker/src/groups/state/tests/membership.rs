@@ -3,6 +3,7 @@
 use qute_proto::v1::{ErrorCode, GroupState, Join};
 
 use super::fixture::*;
+use crate::groups::state::Member;
 
 #[test]
 fn member_joins_and_the_group_waits_for_an_assignment() {
@@ -420,4 +421,41 @@ fn revision_of_a_group_made_again_is_higher() {
     log.does(joins(join(0)));
     assert_eq!(log.group().generation(), 1);
     assert!(log.group().revision() > before);
+}
+
+#[test]
+fn join_says_the_same_in_whatever_order_its_topics_come() {
+    let said = |topics: &[(u8, u32)]| Join {
+        topics: subscription(topics),
+        ..join_as(0, "a")
+    };
+    let is_same = |one: &Join, other: &Join| {
+        let one = Member::from_join(one).unwrap();
+        one.says_the_same_as(&Member::from_join(other).unwrap())
+    };
+    let known = said(&[(0, 4), (1, 2)]);
+    assert!(is_same(&known, &said(&[(1, 2), (0, 4)])));
+    assert!(!is_same(&known, &said(&[(0, 4), (1, 3)])));
+    assert!(!is_same(&known, &said(&[(0, 4)])));
+    let others = [
+        Join {
+            member_epoch: 2,
+            ..known.clone()
+        },
+        Join {
+            rack: "r".to_owned(),
+            ..known.clone()
+        },
+        Join {
+            client: "other".to_owned(),
+            ..known.clone()
+        },
+        Join {
+            session_timeout_ms: 1,
+            ..known.clone()
+        },
+    ];
+    assert!(others.iter().all(|other| !is_same(&known, other)));
+    // The state machine refuses it: it is not the same as anything.
+    assert!(Member::from_join(&said(&[(0, 4), (0, 4)])).is_err());
 }
