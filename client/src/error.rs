@@ -107,6 +107,11 @@ pub enum ErrorKind {
     /// left the group. It joins again when the program asks for the next event; give it more time, or
     /// smaller batches.
     ProcessingLimit,
+    /// What the group's members are to read could not be settled anew: an assignor of the program failed,
+    /// or the coordinator refused what was asked (the source says why). What the member reads goes on;
+    /// what is new is read by nobody until the cause is gone. Correct the assignor, read less in this
+    /// group, or raise the broker's limits.
+    NotAssigned,
     /// A handler of the program failed on a record as often as it is tried; [`Error::record`] is that
     /// record, the source what the handler said. Correct the handler, or have such records set aside
     /// ([`crate::group::RunPolicy::dead_letters`]).

@@ -71,7 +71,7 @@ pub enum GroupEvent {
     /// With a partition: nothing more of it comes until it is assigned anew (unless
     /// [`crate::ErrorKind::Intercepted`]). With a topic alone: it was deleted. Otherwise: the group can't
     /// be read, and the stream ends; but for [`crate::ErrorKind::ProcessingLimit`], after which the member
-    /// joins again.
+    /// joins again, and [`crate::ErrorKind::NotAssigned`], after which what it has flows on.
     Failed(Error),
 }
 

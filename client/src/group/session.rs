@@ -8,6 +8,7 @@
 //!                                                '--told--> the program's stream
 //! ```
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -216,17 +217,18 @@ impl Session {
                 state.membership.publish(generation, assignment, now);
             }),
             Ok(Work::Computed {
+                generation,
                 assignment: Err(error),
-                ..
             }) => {
                 debug!(target: trace::GROUP, group = %self.core.group, %error, "no assignment: another member is asked");
+                self.core
+                    .with(|state| state.membership.not_computed(generation, error));
             }
             Ok(Work::Committed(done)) => {
                 let core = Arc::clone(&self.core);
                 core.with(|state| state.end_round(&core, done, now));
             }
             Err(error) => {
-                // Of an assignor: the next member is asked.
                 warn!(target: trace::GROUP, group = %self.core.group, %error, "a task of the group's consumer failed");
             }
         }
@@ -236,13 +238,26 @@ impl Session {
         let wanted = task.assignor.clone().unwrap_or_default();
         let known = |assignor: &&Arc<dyn Assignor>| version_of(assignor.as_ref()) == wanted;
         let Some(assignor) = self.assignors.iter().find(known).cloned() else {
-            return;
+            let name = &wanted.name;
+            let error = Error::new(
+                ErrorKind::Protocol,
+                format!("the member has no assignor `{name}` of the version that the group uses"),
+            );
+            let generation = task.generation;
+            return (self.core).with(|state| state.membership.not_computed(generation, error));
         };
         let view = self.core.shared.metadata.load();
         // It is the program's code, and may take its time.
         self.work.spawn_blocking(move || {
             let input = AssignInput::told(&task, &view);
-            let assignment = input.map(|input| assignor.assign(&input).to_wire());
+            let assignment = input.and_then(|input| {
+                let assign = || assignor.assign(&input).to_wire();
+                std::panic::catch_unwind(AssertUnwindSafe(assign)).map_err(|_| {
+                    let name = assignor.name();
+                    let message = format!("the assignor `{name}` panicked");
+                    Error::new(ErrorKind::NotAssigned, message)
+                })
+            });
             Work::Computed {
                 generation: task.generation,
                 assignment,

@@ -121,6 +121,11 @@ impl Group {
                 say("note: standard output took nothing for too long; joining the group again");
                 None
             }
+            // What it has flows on.
+            Event::Failed(error) if error.kind() == ErrorKind::NotAssigned => {
+                say(format_args!("note: {error}"));
+                None
+            }
             Event::Failed(error) => Some(Item::Fault(error)),
             Event::Assigned(assigned) => {
                 self.talk("reads", &assigned.partitions);

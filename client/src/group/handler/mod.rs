@@ -431,7 +431,7 @@ impl Run {
     fn fail(&mut self, error: Error) {
         let goes_on = matches!(
             error.kind(),
-            ErrorKind::Intercepted | ErrorKind::ProcessingLimit
+            ErrorKind::Intercepted | ErrorKind::ProcessingLimit | ErrorKind::NotAssigned
         );
         // A topic that was deleted is no partition that stands still.
         let is_deleted = error.topic().is_some() && error.partition().is_none();

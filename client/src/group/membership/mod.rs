@@ -157,7 +157,9 @@ struct Stream {
 enum Asked {
     Release(Vec<(PartitionId, u64)>),
     Leave,
-    Other,
+    /// An assignment for that generation.
+    Publish(u64),
+    Topics,
 }
 
 /// See the module header.
@@ -180,6 +182,8 @@ pub(super) struct Membership {
     floor: (u64, u64),
     /// Of that update.
     generation: u64,
+    /// The program was told that there is no assignment for this generation.
+    not_assigned: Option<u64>,
     topics: Vec<v1::TopicSubscription>,
     claims: BTreeMap<PartitionId, Claim>,
     /// The last time that the program polled or acknowledged.
@@ -214,6 +218,7 @@ impl Membership {
             last_correlation: 0,
             floor: (0, 0),
             generation: 0,
+            not_assigned: None,
             topics,
             claims: BTreeMap::new(),
             active_at: now,
@@ -433,7 +438,18 @@ impl Membership {
                 }
                 self.end_leaving();
             }
-            Some(Asked::Other) | None => {}
+            Some(Asked::Publish(generation)) => match error {
+                Some(error) if error.code() != ErrorCode::StaleGeneration => {
+                    self.not_assigned(generation, Some(error.code()), Error::told(error));
+                }
+                _ => {}
+            },
+            Some(Asked::Topics) => {
+                if let Some(error) = error {
+                    self.not_subscribed(error);
+                }
+            }
+            None => {}
         }
     }
 

@@ -1,10 +1,10 @@
 //! What the program asks for: to be told more, to read other topics, to leave.
 
-use qute_proto::v1;
 use qute_proto::v1::session_request::Request;
+use qute_proto::v1::{self, ErrorCode};
 use tokio::time::Instant;
 
-use super::{Asked, Command, Life, Membership};
+use super::{Asked, Command, Life, Membership, Told, is_of_the_coordinator};
 use crate::error::{Error, ErrorKind};
 
 impl Membership {
@@ -34,7 +34,7 @@ impl Membership {
         // Otherwise it goes with the next join; a stream that waits for its answer begins anew.
         match self.stream.as_ref().map(|stream| stream.coordinator_epoch) {
             Some(Some(_)) => {
-                let correlation_id = self.ask(Asked::Other);
+                let correlation_id = self.ask(Asked::Topics);
                 let topics = v1::session_request::Subscribed {
                     correlation_id,
                     topics,
@@ -58,12 +58,51 @@ impl Membership {
         if computing != Some(generation) {
             return;
         }
-        let correlation_id = self.ask(Asked::Other);
+        let correlation_id = self.ask(Asked::Publish(generation));
         self.send(Request::Publish(v1::Publish {
             correlation_id,
             generation,
             assignment,
         }));
+    }
+
+    /// There is none: whatever was asked to compute it failed.
+    pub(in crate::group) fn not_computed(&mut self, generation: u64, error: Error) {
+        self.not_assigned(generation, None, error);
+    }
+
+    /// The coordinator asks again, this member or another; once a generation the program hears of what
+    /// does not pass by itself. `code`: what the coordinator said.
+    pub(super) fn not_assigned(&mut self, generation: u64, code: Option<ErrorCode>, error: Error) {
+        if let Some(stream) = &mut self.stream
+            && stream.computing == Some(generation)
+        {
+            stream.computing = None;
+        }
+        let passes = code.is_some_and(is_of_the_coordinator) || generation < self.generation;
+        if passes || self.not_assigned == Some(generation) {
+            return;
+        }
+        self.not_assigned = Some(generation);
+        let message = format!("no assignment of the group's partitions: {error}");
+        self.tell_not_assigned(message, error);
+    }
+
+    /// The next join carries the topics as well, and again if that has to be.
+    pub(super) fn not_subscribed(&mut self, error: &v1::Error) {
+        if is_of_the_coordinator(error.code()) {
+            return self.close();
+        }
+        let error = Error::told(error);
+        let message = format!("the coordinator does not take in what is subscribed now: {error}");
+        self.tell_not_assigned(message, error);
+    }
+
+    fn tell_not_assigned(&mut self, message: String, error: Error) {
+        if self.life == Life::Running {
+            let error = Error::new(ErrorKind::NotAssigned, message).with_boxed_source(error.into());
+            self.told.push_back(Told::Failed(error));
+        }
     }
 
     /// Stops delivering, and leaves with what is acknowledged.

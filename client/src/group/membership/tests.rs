@@ -78,6 +78,31 @@ fn refused(code: ErrorCode) -> Response {
     })
 }
 
+fn done(correlation_id: u64, code: Option<ErrorCode>) -> Response {
+    Response::Done(v1::Done {
+        correlation_id,
+        error: code.map(|code| v1::Error {
+            code: code.into(),
+            ..Default::default()
+        }),
+    })
+}
+
+/// The coordinator asks for an assignment.
+fn asking(revision: u64, generation: u64) -> Response {
+    match update(revision, &[], &[]) {
+        Response::Update(update) => Response::Update(v1::GroupUpdate {
+            generation,
+            assign: Some(v1::AssignTask {
+                generation,
+                ..Default::default()
+            }),
+            ..update
+        }),
+        other => other,
+    }
+}
+
 /// A member, its clock, and what it did.
 struct Bench {
     membership: Membership,
@@ -86,6 +111,8 @@ struct Bench {
     sent: Vec<Request>,
     attached: Vec<(u32, u64)>,
     attachments: u64,
+    /// Generations that an assignment was computed for.
+    computed: Vec<u64>,
 }
 
 impl Bench {
@@ -98,6 +125,7 @@ impl Bench {
             sent: Vec::new(),
             attached: Vec::new(),
             attachments: 0,
+            computed: Vec::new(),
         }
     }
 
@@ -131,6 +159,7 @@ impl Bench {
         while let Some(command) = self.membership.take_command() {
             match command {
                 Command::Send(request) => self.sent.push(request),
+                Command::Compute(task) => self.computed.push(task.generation),
                 Command::Attach {
                     place,
                     epoch,
@@ -645,4 +674,78 @@ fn offsets_that_were_lost_are_jumped_over_and_do_not_hide_what_is_open() {
     bench.ack(0, claim, 0..5);
     assert_eq!(bench.commits(), [(0, 50)]);
     assert!(!bench.membership.moved(place(0), 7, 90, bench.now));
+}
+
+impl Bench {
+    /// Publishes an assignment, and hears this of it.
+    fn publish(&mut self, generation: u64, answer: Option<ErrorCode>) {
+        self.membership.publish(generation, Vec::new(), self.now);
+        self.run();
+        let published = self.sent.iter().rev().find_map(|request| match request {
+            Request::Publish(publish) => Some(publish.correlation_id),
+            _ => None,
+        });
+        self.hear(done(published.unwrap(), answer));
+    }
+}
+
+#[test]
+fn assignment_that_is_refused_is_computed_again_when_asked_for_and_told_once() {
+    let mut bench = Bench::new(settings());
+    bench.open(1);
+    bench.hear(asking(1, 5));
+    bench.hear(asking(2, 5));
+    assert_eq!(bench.computed, [5], "under way");
+    bench.publish(5, Some(ErrorCode::NotReady));
+    assert_eq!(bench.told(), [""; 0], "it passes");
+    bench.hear(asking(3, 5));
+    bench.publish(5, Some(ErrorCode::GroupLimit));
+    assert_eq!(bench.told(), ["failed NotAssigned"]);
+    bench.hear(asking(4, 5));
+    bench.publish(5, Some(ErrorCode::GroupLimit));
+    assert_eq!(bench.told(), [""; 0], "once");
+    bench.hear(asking(5, 6));
+    bench.publish(6, None);
+    assert_eq!(bench.computed, [5, 5, 5, 6]);
+    assert_eq!(bench.told(), [""; 0]);
+}
+
+#[test]
+fn assignment_that_could_not_be_computed_is_computed_again_when_asked_for_and_told() {
+    let mut bench = Bench::new(settings());
+    bench.open(1);
+    bench.hear(asking(1, 5));
+    let failed = Error::new(ErrorKind::NotAssigned, "it panicked");
+    bench.membership.not_computed(5, failed);
+    assert_eq!(bench.told(), ["failed NotAssigned"]);
+    bench.hear(asking(2, 5));
+    assert_eq!(bench.computed, [5, 5]);
+}
+
+#[test]
+fn subscription_that_is_refused_for_now_goes_with_the_next_join_and_for_good_is_told() {
+    let mut bench = Bench::with_claims(&[(0, 1, None)]);
+    let topics = |partitions| {
+        vec![v1::TopicSubscription {
+            topic_id: place(0).topic.to_wire(),
+            partitions,
+        }]
+    };
+    let subscribe = |bench: &mut Bench, partitions, code| {
+        let now = bench.now;
+        bench.membership.subscribe(topics(partitions), now);
+        bench.run();
+        let subscribed = bench.sent.iter().rev().find_map(|request| match request {
+            Request::Topics(topics) => Some(topics.correlation_id),
+            _ => None,
+        });
+        bench.hear(done(subscribed.unwrap(), Some(code)));
+    };
+    subscribe(&mut bench, 2, ErrorCode::OutcomeUnknown);
+    assert_eq!(bench.told(), [""; 0]);
+    assert_eq!(bench.open(1).topics, topics(2));
+    subscribe(&mut bench, 3, ErrorCode::GroupLimit);
+    assert_eq!(bench.told(), ["failed NotAssigned"]);
+    assert!(!bench.membership.wants_stream());
+    assert!(bench.deliver(0, 0..1).is_some(), "what it has flows on");
 }
