@@ -308,7 +308,9 @@ impl Membership {
         let Some(stream) = self.stream.as_ref().filter(|stream| stream.updated) else {
             return;
         };
-        if self.life != Life::Running {
+        // The next one carries all that is due by then.
+        let is_release = |asked: &Asked| matches!(asked, Asked::Release(_));
+        if self.life != Life::Running || stream.waiting.values().any(is_release) {
             return;
         }
         let number = stream.number;

@@ -610,6 +610,26 @@ fn leave_on_a_broken_stream_goes_out_on_the_next() {
 }
 
 #[test]
+fn claims_that_are_finished_one_by_one_wait_for_the_release_under_way_and_go_together() {
+    let mut bench = Bench::with_claims(&[(0, 1, None), (1, 1, None), (2, 1, None)]);
+    for partition in 0..3 {
+        let attachment = u64::from(partition) + 1;
+        bench.deliver_of(partition, attachment, 0..5).unwrap();
+    }
+    bench.hear(update(2, &[], &[(0, 1, None), (1, 1, None), (2, 1, None)]));
+    for partition in 0..3 {
+        bench.ack(partition, 1, 0..5);
+    }
+    let correlation_id = bench.sent.iter().find_map(|request| match request {
+        Request::Release(release) => Some(release.correlation_id),
+        _ => None,
+    });
+    assert_eq!(bench.released(), [(0, 1, Some(5))]);
+    bench.hear(done(correlation_id.unwrap(), None));
+    assert_eq!(bench.released(), [(1, 1, Some(5)), (2, 1, Some(5))]);
+}
+
+#[test]
 fn leave_after_the_session_was_lost_says_so() {
     let mut bench = Bench::with_claims(&[(0, 1, None)]);
     bench.membership.on_down(bench.now);
