@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Asked, Command, Life, LostReason, Membership, Told};
+use crate::error::{Error, ErrorKind};
 use crate::group::watermark::Watermark;
 
 /// A release that was refused is tried again after this.
@@ -121,6 +122,15 @@ impl Claim {
         (!done).then(|| self.release(place))
     }
 
+    /// It is being given up, and what is acknowledged goes with that.
+    pub(super) fn is_parting(&self) -> bool {
+        let parting = matches!(
+            self.state,
+            State::Releasing { done: false, .. } | State::Stopped
+        );
+        parting && self.reading.as_ref().is_some_and(Reading::is_dirty)
+    }
+
     fn release(&self, place: PartitionId) -> v1::ClaimRelease {
         // S27: never below what was committed.
         let offset = match &self.reading {
@@ -170,6 +180,7 @@ impl Membership {
         }
         let targets = read_targets(&update.targets);
         let listed = read_claims(&update.claims);
+        self.note_unleft(&listed);
         self.drop_unlisted(&listed);
         for (place, (epoch, committed)) in listed {
             let claim = self
@@ -182,6 +193,29 @@ impl Membership {
             }
         }
         self.revoke_others(&targets, now);
+        self.leave_again();
+    }
+
+    /// While the member leaves: what was acknowledged of claims that are gone is not committed, unless
+    /// by a request to leave that was not answered.
+    fn note_unleft(&mut self, listed: &BTreeMap<PartitionId, (u64, Option<u64>)>) {
+        if !matches!(self.life, Life::Leaving { .. }) {
+            return;
+        }
+        let is_lost = |(place, claim): (&PartitionId, &Claim)| {
+            let epoch = listed.get(place).map(|(epoch, _)| *epoch);
+            let release = claim.release(*place);
+            let left_with = self.left_with.get(place);
+            claim.is_parting()
+                && epoch != Some(claim.epoch)
+                && left_with != Some(&(release.claim_epoch, release.offset))
+        };
+        if self.claims.iter().any(is_lost) {
+            self.failure = Some(Error::new(
+                ErrorKind::ClaimFenced,
+                "a partition went to another before the member had left: what was not committed of it is read again",
+            ));
+        }
     }
 
     /// Claims that the coordinator does not know any more, or that were granted anew.

@@ -186,6 +186,8 @@ pub(super) struct Membership {
     not_assigned: Option<u64>,
     topics: Vec<v1::TopicSubscription>,
     claims: BTreeMap<PartitionId, Claim>,
+    /// Epochs and offsets of the last request to leave, on whichever stream.
+    left_with: BTreeMap<PartitionId, (u64, Option<u64>)>,
     /// The last time that the program polled or acknowledged.
     active_at: Instant,
     /// The program has been probed since.
@@ -221,6 +223,7 @@ impl Membership {
             not_assigned: None,
             topics,
             claims: BTreeMap::new(),
+            left_with: BTreeMap::new(),
             active_at: now,
             probed_at: None,
             has_joined: false,
@@ -396,9 +399,6 @@ impl Membership {
             self.deadline = Some(deadline);
         }
         self.has_joined = true;
-        if let Life::Leaving { keep_place } = self.life {
-            self.send_leave(keep_place);
-        }
         self.advance(now);
     }
 

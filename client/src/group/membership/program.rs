@@ -1,10 +1,13 @@
 //! What the program asks for: to be told more, to read other topics, to leave.
 
+use std::collections::BTreeMap;
+
+use qute_proto::ids::PartitionId;
 use qute_proto::v1::session_request::Request;
 use qute_proto::v1::{self, ErrorCode};
 use tokio::time::Instant;
 
-use super::{Asked, Command, Life, Membership, Told, is_of_the_coordinator};
+use super::{Asked, Command, Life, Membership, Stream, Told, is_of_the_coordinator};
 use crate::error::{Error, ErrorKind};
 
 impl Membership {
@@ -15,6 +18,7 @@ impl Membership {
         if self.life == Life::Suspended {
             self.close();
             self.begin_epoch();
+            self.left_with.clear();
             self.life = Life::Running;
         }
     }
@@ -157,16 +161,35 @@ impl Membership {
         if joined.is_none() {
             return;
         }
-        let claims = self
+        let claims: BTreeMap<PartitionId, v1::ClaimRelease> = self
             .claims
             .iter()
-            .filter_map(|(place, claim)| claim.final_release(*place))
+            .filter_map(|(place, claim)| Some((*place, claim.final_release(*place)?)))
             .collect();
         let correlation_id = self.ask(Asked::Leave);
+        let sent = claims
+            .iter()
+            .map(|(place, it)| (*place, (it.claim_epoch, it.offset)));
+        self.left_with = sent.collect();
         self.send(Request::Leave(v1::Leave {
             correlation_id,
-            claims,
+            claims: claims.into_values().collect(),
             keep_place,
         }));
+    }
+
+    /// Asks to leave on a stream that is new, once the coordinator has told on it what is still held: an
+    /// earlier request may have been carried out.
+    pub(super) fn leave_again(&mut self) {
+        let Life::Leaving { keep_place } = self.life else {
+            return;
+        };
+        let asked = |stream: &Stream| {
+            let mut waiting = stream.waiting.values();
+            waiting.any(|asked| matches!(asked, Asked::Leave))
+        };
+        if !self.stream.as_ref().is_some_and(asked) {
+            self.send_leave(keep_place);
+        }
     }
 }

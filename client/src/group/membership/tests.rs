@@ -605,8 +605,36 @@ fn leave_on_a_broken_stream_goes_out_on_the_next() {
     // What is acknowledged meanwhile counts.
     assert!(bench.ack(0, claim, 0..5));
     assert_eq!(bench.open(2).member_epoch, 1);
+    assert!(bench.left().is_none(), "it may have been carried out");
+    bench.hear(update(1, &[0], &[(0, 1, None)]));
     let leave = bench.left().unwrap();
     assert_eq!(leave.claims[0].offset, Some(5));
+}
+
+#[test]
+fn leave_that_was_carried_out_and_not_answered_is_no_failure_the_second_time() {
+    for acknowledged_later in [false, true] {
+        let mut bench = Bench::with_claims(&[(0, 1, None)]);
+        let claim = bench.deliver(0, 0..5).unwrap();
+        bench.ack(0, claim, 0..3);
+        bench.membership.leave(false, bench.now);
+        bench.run();
+        let leave = bench.left().unwrap();
+        bench.hear(done(leave.correlation_id, Some(ErrorCode::OutcomeUnknown)));
+        if acknowledged_later {
+            bench.ack(0, claim, 3..5);
+        }
+        bench.open(1);
+        bench.hear(update(2, &[], &[]));
+        let leave = bench.left().unwrap();
+        assert_eq!(leave.claims, []);
+        bench.hear(done(leave.correlation_id, None));
+        assert!(bench.membership.has_ended());
+        let failure = bench.membership.failure().map(Error::kind);
+        // Of that nobody knows.
+        let expected = acknowledged_later.then_some(ErrorKind::ClaimFenced);
+        assert_eq!(failure, expected);
+    }
 }
 
 #[test]
