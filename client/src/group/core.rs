@@ -42,6 +42,8 @@ pub(super) struct State {
     pub(super) opened: Vec<TopicEvents>,
     /// Those whose readers are of no use any more.
     pub(super) gone: Vec<TopicId>,
+    /// Those of them that claims are held of, perhaps.
+    fading: Vec<TopicId>,
     /// By the program.
     pub(super) paused: BTreeSet<PartitionId>,
     pub(super) commits: Commits,
@@ -94,6 +96,7 @@ impl Core {
                 topics: BTreeMap::new(),
                 opened: Vec::new(),
                 gone: Vec::new(),
+                fading: Vec::new(),
                 paused: BTreeSet::new(),
                 commits,
                 last_failure: None,
@@ -155,6 +158,7 @@ impl Core {
                 state.waker = Some(waker.clone());
             }
             let gone = std::mem::take(&mut state.gone);
+            state.forget_topics(&gone);
             Next::Batches(std::mem::take(&mut state.opened), gone)
         })
     }
@@ -265,6 +269,20 @@ impl State {
             {
                 reading.partitions.resume(place.partition);
             }
+        }
+    }
+
+    /// The program has heard all there is: topics that are gone, and of which nothing is held, are not
+    /// spoken of any more.
+    fn forget_topics(&mut self, gone: &[TopicId]) {
+        self.fading.extend(gone);
+        for topic in std::mem::take(&mut self.fading) {
+            if self.membership.holds_any_of(topic) {
+                self.fading.push(topic);
+                continue;
+            }
+            self.topics.remove(&topic);
+            self.paused.retain(|place| place.topic != topic);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use qute_proto::ids::PartitionId;
+use qute_proto::ids::{PartitionId, TopicId};
 use qute_proto::v1;
 use tokio::time::Instant;
 
@@ -77,6 +77,11 @@ impl Membership {
     pub(in crate::group) fn is_starting(&self, place: PartitionId, epoch: u64) -> bool {
         let claim = self.claims.get(&place);
         claim.is_some_and(|claim| claim.epoch == epoch && claim.state == State::Starting)
+    }
+
+    /// A claim of the topic is held, in whatever state.
+    pub(in crate::group) fn holds_any_of(&self, topic: TopicId) -> bool {
+        self.claims.keys().any(|place| place.topic == topic)
     }
 
     /// Records of these offsets are about to be handed out. Gives the epoch of the claim; `None` if they
