@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::coordinator::{Wanted, ask_coordinator};
 use super::core::{Core, State};
 use super::event::GroupEvent;
+use super::membership::Parting;
 use crate::error::{Error, ErrorKind, Result};
 
 /// When acknowledged records are committed.
@@ -53,6 +54,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 struct Waiter {
     until: Instant,
     told: oneshot::Sender<Result<()>>,
+    /// Claims that are given up meanwhile: their offsets go with that.
+    parting: Vec<(PartitionId, u64)>,
 }
 
 /// Who waits for what.
@@ -73,6 +76,8 @@ pub(super) struct Commits {
     waiting: Vec<Waiter>,
     /// For the present one.
     in_round: Vec<Waiter>,
+    /// Their round is over, but not the end of some claims.
+    parting: Vec<Waiter>,
     /// The program was told of a failure, and no round has succeeded since.
     failure_told: bool,
 }
@@ -97,7 +102,11 @@ impl Commits {
     /// The same, and what comes of it.
     pub(super) fn wait(&mut self, until: Instant) -> oneshot::Receiver<Result<()>> {
         let (told, receiver) = oneshot::channel();
-        self.waiting.push(Waiter { until, told });
+        self.waiting.push(Waiter {
+            until,
+            told,
+            parting: Vec::new(),
+        });
         self.asked = true;
         receiver
     }
@@ -118,6 +127,11 @@ impl Commits {
         self.is_asked() || (self.is_due() && !self.scheduled)
     }
 
+    /// Nothing is under way, and nobody waits.
+    fn is_idle(&self) -> bool {
+        !self.under_way && self.waiting.is_empty() && self.parting.is_empty()
+    }
+
     pub(super) fn is_asked(&self) -> bool {
         self.asked && !self.under_way
     }
@@ -126,7 +140,8 @@ impl Commits {
     pub(super) fn refuse(&mut self, error: &Error) {
         self.asked = false;
         self.under_way = false;
-        for waiter in self.waiting.drain(..).chain(self.in_round.drain(..)) {
+        let waiting = self.waiting.drain(..).chain(self.in_round.drain(..));
+        for waiter in waiting.chain(self.parting.drain(..)) {
             // It may not wait any more.
             let _ = waiter.told.send(Err(error.clone()));
         }
@@ -154,15 +169,19 @@ impl State {
         commits.dirty = false;
         commits.again = false;
         commits.scheduled = false;
+        let parting = self.membership.parting();
+        for waiter in &mut commits.waiting {
+            waiter.parting.extend(&parting);
+        }
         commits.in_round.append(&mut commits.waiting);
         if offsets.is_empty() {
-            let waiting = std::mem::take(&mut commits.in_round);
-            let result = match self.membership.is_alive(now) {
-                true => Ok(()),
-                false => Err(not_alive()),
-            };
-            for waiter in waiting {
-                let _ = waiter.told.send(result.clone());
+            if self.membership.is_alive(now) || !parting.is_empty() {
+                commits.parting.append(&mut commits.in_round);
+                self.end_partings(core);
+            } else {
+                for waiter in std::mem::take(&mut commits.in_round) {
+                    let _ = waiter.told.send(Err(not_alive()));
+                }
             }
             return None;
         }
@@ -209,6 +228,35 @@ impl State {
             }
         }
         self.tell_round(failures, now);
+        self.end_partings(core);
+    }
+
+    /// Tells those whose round is over how the claims that they wait for have ended.
+    pub(super) fn end_partings(&mut self, core: &Core) {
+        for mut waiter in std::mem::take(&mut self.commits.parting) {
+            let failed = |(place, epoch): &&(PartitionId, u64)| {
+                self.membership.parting_of(*place, *epoch) == Parting::Failed
+            };
+            if let Some((place, _)) = waiter.parting.iter().find(failed) {
+                let named = core.name(self, *place);
+                let message = "the partition went to another before it was confirmed that what is acknowledged is committed";
+                let error = Error::new(ErrorKind::ClaimFenced, message);
+                let error = error.at(&named.topic, place.partition);
+                let _ = waiter.told.send(Err(error));
+                continue;
+            }
+            waiter.parting.retain(|(place, epoch)| {
+                self.membership.parting_of(*place, *epoch) == Parting::UnderWay
+            });
+            if waiter.parting.is_empty() {
+                let _ = waiter.told.send(Ok(()));
+            } else if !waiter.told.is_closed() {
+                self.commits.parting.push(waiter);
+            }
+        }
+        if self.commits.is_idle() {
+            self.membership.forget_parted();
+        }
     }
 
     fn end_commit(
@@ -228,7 +276,15 @@ impl State {
             self.membership.committed(place, commit.claim_epoch, offset);
             return None;
         };
+        let parting = self.membership.parting_of(place, commit.claim_epoch);
         match error.code() {
+            // It was given up meanwhile, and the offset went with that.
+            ErrorCode::ClaimFenced if parting != Parting::Failed => {
+                for waiter in &mut self.commits.in_round {
+                    waiter.parting.push((place, commit.claim_epoch));
+                }
+                return None;
+            }
             ErrorCode::ClaimFenced => self.membership.fenced(place, commit.claim_epoch),
             ErrorCode::UnknownMember => self.membership.expelled(member_epoch, now),
             _ => {}
@@ -253,8 +309,12 @@ impl State {
                 commits.waiting.push(waiter);
                 continue;
             }
-            let result = failures.first().cloned().map_or(Ok(()), Err);
-            let _ = waiter.told.send(result);
+            match failures.first() {
+                Some(error) => {
+                    let _ = waiter.told.send(Err(error.clone()));
+                }
+                None => commits.parting.push(waiter),
+            }
         }
         if failures.is_empty() {
             commits.failure_told = false;

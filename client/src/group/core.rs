@@ -115,6 +115,7 @@ impl Core {
             let mut state = self.state.lock();
             let before = (state.membership.has_joined(), state.membership.has_ended());
             let result = change(&mut state);
+            state.end_partings(self);
             let after = (state.membership.has_joined(), state.membership.has_ended());
             if before != after {
                 self.changed.send_modify(|count| *count += 1);

@@ -257,6 +257,9 @@ impl Membership {
         error: Option<&v1::Error>,
         now: Instant,
     ) {
+        if error.is_none() {
+            self.parted.extend(released.iter().copied());
+        }
         let final_word = error.is_none_or(|error| error.code() == ErrorCode::ClaimFenced);
         for (place, epoch) in released {
             if let Some(claim) = self.claims.get_mut(place)

@@ -50,7 +50,7 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 use claims::Claim;
-pub(super) use work::{Attached, Held, Refusal};
+pub(super) use work::{Attached, Held, Parting, Refusal};
 
 /// How a member behaves.
 #[derive(Debug, Clone)]
@@ -156,7 +156,7 @@ struct Stream {
 #[derive(Debug)]
 enum Asked {
     Release(Vec<(PartitionId, u64)>),
-    Leave,
+    Leave(Vec<(PartitionId, u64)>),
     /// An assignment for that generation.
     Publish(u64),
     Topics,
@@ -186,6 +186,8 @@ pub(super) struct Membership {
     not_assigned: Option<u64>,
     topics: Vec<v1::TopicSubscription>,
     claims: BTreeMap<PartitionId, Claim>,
+    /// Whose final offsets the coordinator has confirmed, with their epochs, as long as a commit may ask.
+    parted: BTreeMap<PartitionId, u64>,
     /// Epochs and offsets of the last request to leave, on whichever stream.
     left_with: BTreeMap<PartitionId, (u64, Option<u64>)>,
     /// The last time that the program polled or acknowledged.
@@ -223,6 +225,7 @@ impl Membership {
             not_assigned: None,
             topics,
             claims: BTreeMap::new(),
+            parted: BTreeMap::new(),
             left_with: BTreeMap::new(),
             active_at: now,
             probed_at: None,
@@ -427,14 +430,15 @@ impl Membership {
         match asked {
             Some(Asked::Release(claims)) => self.on_released(&claims, error, now),
             // What may yet be done is done on another stream.
-            Some(Asked::Leave)
+            Some(Asked::Leave(_))
                 if error.is_some_and(|error| is_of_the_coordinator(error.code())) =>
             {
                 self.close();
             }
-            Some(Asked::Leave) => {
-                if let Some(error) = error {
-                    self.failure = Some(Error::told(error));
+            Some(Asked::Leave(claims)) => {
+                match error {
+                    Some(error) => self.failure = Some(Error::told(error)),
+                    None => self.parted.extend(claims),
                 }
                 self.end_leaving();
             }

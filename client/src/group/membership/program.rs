@@ -166,7 +166,8 @@ impl Membership {
             .iter()
             .filter_map(|(place, claim)| Some((*place, claim.final_release(*place)?)))
             .collect();
-        let correlation_id = self.ask(Asked::Leave);
+        let places = claims.iter().map(|(place, it)| (*place, it.claim_epoch));
+        let correlation_id = self.ask(Asked::Leave(places.collect()));
         let sent = claims
             .iter()
             .map(|(place, it)| (*place, (it.claim_epoch, it.offset)));
@@ -186,7 +187,7 @@ impl Membership {
         };
         let asked = |stream: &Stream| {
             let mut waiting = stream.waiting.values();
-            waiting.any(|asked| matches!(asked, Asked::Leave))
+            waiting.any(|asked| matches!(asked, Asked::Leave(_)))
         };
         if !self.stream.as_ref().is_some_and(asked) {
             self.send_leave(keep_place);

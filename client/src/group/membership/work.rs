@@ -8,7 +8,7 @@ use qute_proto::v1;
 use tokio::time::Instant;
 
 use super::claims::{Claim, RELEASE, Reading, State};
-use super::{Life, LostReason, Membership};
+use super::{Asked, Life, LostReason, Membership};
 use crate::group::watermark::Watermark;
 
 /// Why an offset can't be committed by hand.
@@ -29,6 +29,17 @@ pub(in crate::group) struct Held {
     /// Below it everything is acknowledged.
     pub(in crate::group) acknowledged: u64,
     pub(in crate::group) committed: Option<u64>,
+}
+
+/// How the end of a claim stands, with what was acknowledged of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::group) enum Parting {
+    /// The coordinator has not answered.
+    UnderWay,
+    /// It is committed.
+    Done,
+    /// The claim went otherwise, or it is not known how.
+    Failed,
 }
 
 /// What came of attaching.
@@ -290,6 +301,41 @@ impl Membership {
             })
         };
         self.claims.iter().filter_map(commit).collect()
+    }
+
+    /// The claims whose last acknowledgements are committed by giving them up, each with its epoch.
+    pub(in crate::group) fn parting(&self) -> Vec<(PartitionId, u64)> {
+        let parting = self.claims.iter().filter(|(_, claim)| claim.is_parting());
+        parting
+            .map(|(place, claim)| (*place, claim.epoch))
+            .collect()
+    }
+
+    /// How the end of that claim stands.
+    pub(in crate::group) fn parting_of(&self, place: PartitionId, epoch: u64) -> Parting {
+        let parted = self.parted.get(&place);
+        if parted.is_some_and(|parted| *parted == epoch) {
+            return Parting::Done;
+        }
+        let claim = self.claims.get(&place).filter(|claim| claim.epoch == epoch);
+        let is_asked = |asked: &Asked| match asked {
+            Asked::Release(claims) | Asked::Leave(claims) => claims.contains(&(place, epoch)),
+            Asked::Publish(_) | Asked::Topics => false,
+        };
+        let mut streams = self.stream.iter();
+        // The update that does not list it may come before the answer.
+        if streams.any(|stream| stream.waiting.values().any(is_asked)) {
+            return Parting::UnderWay;
+        }
+        match claim.map(|claim| claim.state) {
+            Some(State::Releasing { done: false, .. } | State::Stopped) => Parting::UnderWay,
+            _ => Parting::Failed,
+        }
+    }
+
+    /// Nobody asks any more.
+    pub(in crate::group) fn forget_parted(&mut self) {
+        self.parted.clear();
     }
 
     /// The committed offset in force is this.

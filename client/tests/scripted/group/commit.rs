@@ -164,3 +164,38 @@ async fn handles_after_the_end_say_so() {
     control.leave(LIMIT).await.unwrap();
     assert!(control.positions().is_empty());
 }
+
+#[tokio::test]
+async fn commit_of_a_partition_that_is_given_up_ends_with_the_answer_to_that() {
+    for is_answered in [true, false] {
+        let fake = Fake::start(1, 2).await;
+        let client = fake.client().await;
+        fill(&client, 2, 0..2).await;
+        let builder = group(&client).commit(CommitMode::Manual);
+        let mut first = builder.join().await.unwrap();
+        let mut held = BTreeMap::new();
+        while held.len() < 2 {
+            let batch = next_batch(&mut first).await;
+            held.insert(batch.partition(), batch);
+        }
+        let _second = join(&client).await;
+        let going = loop {
+            if let Event::Revoking(it) = next(&mut first).await {
+                break it.partitions[0].partition;
+            }
+        };
+        fake.change(|state| state.groups.mute_commits = !is_answered);
+        assert!(held.remove(&going).unwrap().ack());
+        let control = first.control();
+        let commit = tokio::spawn(async move { control.commit().await });
+        until("it is given up", || fake.committed(GROUP, going) == Some(1)).await;
+        if is_answered {
+            commit.await.unwrap().unwrap();
+        } else {
+            fake.cut_sessions();
+            let error = commit.await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ClaimFenced);
+            assert_eq!(error.partition(), Some(going));
+        }
+    }
+}
