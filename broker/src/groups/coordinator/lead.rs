@@ -52,6 +52,8 @@ struct Live {
     mailboxes: HashMap<SessionId, Arc<Mailbox>>,
     waiters: HashMap<WaiterId, oneshot::Sender<Turn>>,
     readers: Vec<Reader>,
+    /// Members in whose place others were proposed, and nobody knows what came of it.
+    doubtful: Vec<(Name, (MemberId, u64))>,
     /// Why it coordinates no more.
     ended: Option<v1::Error>,
 }
@@ -117,6 +119,7 @@ impl Coordinator {
                 mailboxes: HashMap::new(),
                 waiters: HashMap::new(),
                 readers: Vec::new(),
+                doubtful: Vec::new(),
                 ended: None,
             }),
             work: Notify::new(),
@@ -348,6 +351,11 @@ impl Coordinator {
         expired
     }
 
+    /// Members that are to be let alone until it is known what came of a takeover.
+    pub(super) fn take_doubtful(&self) -> Vec<(Name, (MemberId, u64))> {
+        std::mem::take(&mut self.live.lock().doubtful)
+    }
+
     /// The proposal of an expiry has come to its end: the state says what came of it.
     pub(super) fn expiry_ended(&self, name: &Name, members: &[(MemberId, u64)]) {
         self.sync(name);
@@ -400,11 +408,21 @@ impl Coordinator {
         live.waiters.remove(&waiter);
     }
 
-    pub(super) fn join_ended(&self, applicant: &Applicant, replaces: Option<(MemberId, u64)>) {
+    /// The proposal of a join has come to its end; unless that is known, it may be applied later: whom
+    /// it replaces gets no session before that has been settled.
+    pub(super) fn join_ended(
+        &self,
+        applicant: &Applicant,
+        replaces: Option<(MemberId, u64)>,
+        is_known: bool,
+    ) {
         self.sync(&applicant.group);
         let mut live = self.live.lock();
-        live.sessions
-            .join_ended(Instant::now(), applicant, replaces);
+        let settled = replaces.filter(|_| is_known);
+        live.sessions.join_ended(Instant::now(), applicant, settled);
+        if let Some(replaced) = replaces.filter(|_| !is_known) {
+            live.doubtful.push((applicant.group.clone(), replaced));
+        }
         drop(live);
         self.work.notify_one();
         self.moved.send_replace(());

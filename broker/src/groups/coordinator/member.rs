@@ -47,11 +47,14 @@ struct Proposed<'a> {
     coordinator: &'a Coordinator,
     applicant: &'a Applicant,
     replaces: Option<(MemberId, u64)>,
+    /// Whether it was applied, or never will be.
+    is_known: bool,
 }
 
 impl Drop for Proposed<'_> {
     fn drop(&mut self) {
-        self.coordinator.join_ended(self.applicant, self.replaces);
+        self.coordinator
+            .join_ended(self.applicant, self.replaces, self.is_known);
     }
 }
 
@@ -131,10 +134,11 @@ impl Coordinator {
         join: &v1::Join,
         replaces: Option<(MemberId, u64)>,
     ) -> Result<Option<Member>, v1::Error> {
-        let proposed = Proposed {
+        let mut proposed = Proposed {
             coordinator: self,
             applicant,
             replaces,
+            is_known: false,
         };
         if replaces.is_none() {
             self.check_members(&applicant.group, applicant.id)?;
@@ -146,6 +150,8 @@ impl Coordinator {
             replaces_epoch: replaces.map(|(_, epoch)| epoch),
         });
         let outcome = self.command(command).await;
+        let refused = outcome.as_ref().err().map(v1::Error::code);
+        proposed.is_known = refused != Some(ErrorCode::OutcomeUnknown);
         // What is applied is taken in before anything else.
         drop(proposed);
         match outcome {

@@ -388,7 +388,8 @@ impl Sessions {
     }
 
     /// The proposal of a join has come to its end, whatever that was, and what came of it has been
-    /// taken in.
+    /// taken in. While that is not known, the one that it `replaces` is left out:
+    /// [`expiry_ended`](Self::expiry_ended) must follow for it.
     pub fn join_ended(
         &mut self,
         now: Instant,

@@ -310,6 +310,30 @@ fn s27_join_under_a_stable_name_has_its_turn_when_all_others_have_gone() {
     assert!(bench.sessions.groups.is_empty() && bench.sessions.waiters.is_empty());
 }
 
+// S26: the takeover may be applied yet, and would end the new session.
+#[test]
+fn s26_member_gets_no_session_while_the_fate_of_its_takeover_is_unknown() {
+    let mut bench = Bench::new();
+    let (held, session) = bench.member("a");
+    bench.sessions.close(bench.now, session);
+    let (holder, successor) = (
+        applicant(held, 1, "a"),
+        applicant(MemberId::random(), 1, "a"),
+    );
+    let replaces = Some((held, 1));
+    assert_eq!(bench.decide(&successor), Decision::Propose { replaces });
+    bench.sessions.join_ended(bench.now, &successor, None);
+    assert_eq!(bench.decide(&holder), Decision::Busy);
+    assert_eq!(bench.decide(&successor), Decision::Busy);
+    assert_eq!(bench.sessions.attach(bench.now, &holder), None);
+    assert!(bench.run(2 * TIMEOUT).expired.is_empty());
+
+    bench
+        .sessions
+        .expiry_ended(bench.now, &name(), &[(held, 1)]);
+    assert_eq!(bench.decide(&holder), Decision::Resume);
+}
+
 #[test]
 fn waiting_join_that_goes_away_leaves_the_name_to_its_holder() {
     let mut bench = Bench::new();
