@@ -152,20 +152,60 @@ struct Outcome {
     is_leave: bool,
 }
 
+/// What the member has asked for. It is carried out, whether the member is there to hear of it or not.
+#[derive(Default)]
+struct Work {
+    /// One after the other, in the order they came.
+    queue: VecDeque<BoxFuture<'static, Outcome>>,
+    running: FuturesUnordered<BoxFuture<'static, Outcome>>,
+    outcomes: VecDeque<v1::Done>,
+    /// Nobody hears of outcomes.
+    is_unheard: bool,
+    /// The member has left.
+    has_left: bool,
+}
+
+impl Work {
+    /// Waits until a command has been carried out; for ever if there is none.
+    ///
+    /// # Cancel safety
+    /// Safe: what has begun goes on with the next call.
+    async fn progress(&mut self) {
+        if self.running.is_empty()
+            && let Some(next) = self.queue.pop_front()
+        {
+            self.running.push(next);
+        }
+        let Some(outcome) = self.running.next().await else {
+            return std::future::pending().await;
+        };
+        self.has_left |= outcome.is_leave;
+        if !self.is_unheard {
+            self.outcomes.push_back(outcome.done);
+        }
+    }
+
+    /// The client is gone.
+    fn hear_no_more(&mut self) {
+        self.is_unheard = true;
+        self.outcomes.clear();
+    }
+
+    /// Nothing is left to do or to tell.
+    fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.queue.is_empty() && self.outcomes.is_empty()
+    }
+}
+
 struct Session {
     member: Member,
     is_told: bool,
     letters: Letters,
-    /// Commands are carried out one after the other, in the order they came.
-    queue: VecDeque<BoxFuture<'static, Outcome>>,
-    running: FuturesUnordered<BoxFuture<'static, Outcome>>,
-    outcomes: VecDeque<v1::Done>,
+    work: Work,
     /// Nothing more is read.
     is_deaf: bool,
     /// Why, if the stream could not be read.
     broken: Option<Status>,
-    /// The member leaves: the stream ends behind the last outcome.
-    is_leaving: bool,
 }
 
 impl Session {
@@ -174,23 +214,15 @@ impl Session {
             member,
             is_told: false,
             letters: Letters::default(),
-            queue: VecDeque::new(),
-            running: FuturesUnordered::new(),
-            outcomes: VecDeque::new(),
+            work: Work::default(),
             is_deaf: false,
             broken: None,
-            is_leaving: false,
         }
     }
 
     async fn serve(mut self, requests: &mut Requests, answers: &Answers) {
         let mailbox = Arc::clone(self.member.mailbox());
         loop {
-            if self.running.is_empty()
-                && let Some(next) = self.queue.pop_front()
-            {
-                self.running.push(next);
-            }
             if self.is_over() {
                 if let Some(status) = self.broken.take() {
                     end(answers, status).await;
@@ -208,13 +240,15 @@ impl Session {
                     Some(Err(status)) => (self.is_deaf, self.broken) = (true, Some(status)),
                     None => self.is_deaf = true,
                 },
-                Some(outcome) = self.running.next(), if !self.running.is_empty() => {
-                    self.outcomes.push_back(outcome.done);
-                    self.is_leaving |= outcome.is_leave;
-                }
+                () = self.work.progress() => {}
                 () = mailbox.arrived() => self.take(mailbox.take()),
                 room = answers.reserve(), if self.has_something_to_say() => {
-                    let Ok(room) = room else { return };
+                    let Ok(room) = room else {
+                        // S27: what was asked for is carried out all the same, a leave above all.
+                        self.is_deaf = true;
+                        self.work.hear_no_more();
+                        continue;
+                    };
                     let Some(next) = self.next_answer() else { continue };
                     let is_last = matches!(next, Response::Error(_));
                     room.send(Ok(response(next)));
@@ -227,13 +261,12 @@ impl Session {
     }
 
     fn may_read(&self) -> bool {
-        !self.is_deaf && self.queue.len() + self.outcomes.len() < QUEUED_MAX
+        !self.is_deaf && self.work.queue.len() + self.work.outcomes.len() < QUEUED_MAX
     }
 
     /// Nothing is left to do or to say.
     fn is_over(&self) -> bool {
-        let is_idle = self.running.is_empty() && self.queue.is_empty() && self.outcomes.is_empty();
-        is_idle && (self.is_leaving || self.is_deaf)
+        self.work.is_idle() && (self.work.has_left || self.is_deaf)
     }
 
     fn take(&mut self, new: Letters) {
@@ -244,8 +277,11 @@ impl Session {
     }
 
     fn has_something_to_say(&self) -> bool {
+        if self.work.is_unheard {
+            return false;
+        }
         let letters = &self.letters;
-        !self.outcomes.is_empty()
+        !self.work.outcomes.is_empty()
             || letters.joined
             || (self.is_told && (letters.concerned || letters.heartbeat.is_some()))
             || (letters.ended.is_some() && !self.is_deaf)
@@ -256,7 +292,7 @@ impl Session {
             self.is_told = true;
             return Some(Response::Joined(self.member.joined()));
         }
-        if let Some(done) = self.outcomes.pop_front() {
+        if let Some(done) = self.work.outcomes.pop_front() {
             return Some(Response::Done(done));
         }
         if self.is_told {
@@ -330,7 +366,7 @@ impl Session {
         is_leave: bool,
         work: impl Future<Output = Result<(), v1::Error>> + Send + 'static,
     ) {
-        self.queue.push_back(Box::pin(async move {
+        self.work.queue.push_back(Box::pin(async move {
             let error = work.await.err();
             Outcome {
                 done: v1::Done {
@@ -369,6 +405,7 @@ fn fitted(mut update: v1::GroupUpdate) -> v1::GroupUpdate {
 #[cfg(test)]
 mod tests {
     use futures::stream;
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -389,5 +426,53 @@ mod tests {
         };
         let first = stream::iter([Ok(heartbeat)]);
         assert_eq!(refused(first).await, ErrorCode::InvalidArgument);
+    }
+
+    fn work(done: &Arc<Mutex<Vec<u64>>>, correlation_ids: std::ops::Range<u64>) -> Work {
+        let mut work = Work::default();
+        for correlation_id in correlation_ids {
+            let done = Arc::clone(done);
+            work.queue.push_back(Box::pin(async move {
+                // It is under way for a while.
+                tokio::task::yield_now().await;
+                done.lock().push(correlation_id);
+                Outcome {
+                    done: v1::Done {
+                        correlation_id,
+                        error: None,
+                    },
+                    is_leave: false,
+                }
+            }));
+        }
+        work
+    }
+
+    #[tokio::test]
+    async fn s27_client_that_is_gone_has_all_carried_out_that_it_asked_for() {
+        let done = Arc::default();
+        let mut work = work(&done, 0..3);
+        work.progress().await;
+        assert_eq!(work.outcomes.len(), 1);
+        work.hear_no_more();
+        while !work.is_idle() {
+            work.progress().await;
+        }
+        assert_eq!(*done.lock(), [0, 1, 2]);
+        assert!(work.outcomes.is_empty());
+    }
+
+    #[tokio::test]
+    async fn progress_that_is_dropped_goes_on_with_the_next() {
+        let done = Arc::default();
+        let mut work = work(&done, 0..2);
+        tokio::select! {
+            biased;
+            () = work.progress() => panic!("it is under way for a while"),
+            () = std::future::ready(()) => {}
+        }
+        work.progress().await;
+        work.progress().await;
+        assert_eq!(*done.lock(), [0, 1]);
     }
 }
