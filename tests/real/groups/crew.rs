@@ -35,6 +35,10 @@ pub(super) type Claims = BTreeMap<Place, (MemberId, u64)>;
 
 impl Crew {
     pub(super) fn new(bootstrap: &str, group: &str) -> Result<Self> {
+        // A second group of the same process finds it there.
+        let logged = tracing_subscriber::EnvFilter::from_default_env();
+        let log = tracing_subscriber::fmt().with_env_filter(logged);
+        let _ = log.with_test_writer().try_init();
         let runtime = Runtime::new()?;
         let client = runtime.block_on(connect(bootstrap))?;
         Ok(Self {
