@@ -277,10 +277,10 @@ fn all_brokers_down_fails_at_the_deadline_within_the_buffer() -> Result<()> {
             let Err(error) = sent? else {
                 bail!("written without a broker");
             };
-            ensure!(
-                is_failed_write(&error) && error.kind() == ErrorKind::Timeout,
-                "{error}"
-            );
+            // What was on its way behind a batch that ran out of time falls with it, a little early.
+            let kind = error.kind();
+            let expired = matches!(kind, ErrorKind::Timeout | ErrorKind::ProducerReset);
+            ensure!(is_failed_write(&error) && expired, "{error}");
         }
         let held = held.load(Ordering::SeqCst);
         ensure!(held <= BUFFER_BYTES, "{held} bytes held");
