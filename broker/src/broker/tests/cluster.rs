@@ -36,8 +36,16 @@ fn free_port() -> u16 {
 
 /// Waits until `check` holds.
 pub(super) async fn until(what: &str, mut check: impl FnMut() -> bool) {
+    found(what, async || check().then_some(())).await;
+}
+
+/// Waits until `look` finds something.
+pub(super) async fn found<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let end = tokio::time::Instant::now() + LONG;
-    while !check() {
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
         assert!(
             tokio::time::Instant::now() < end,
             "waited in vain for: {what}"

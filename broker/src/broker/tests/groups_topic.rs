@@ -1,8 +1,6 @@
 //! `__groups` over whole brokers: made when first asked for, led, kept over restarts and losses, and
 //! no business of programs.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use qute_proto::ids::TopicId;
 use qute_proto::internal::{RemoveGroup, groups_command::Command};
@@ -14,7 +12,7 @@ use qute_proto::v1::{
 };
 use tokio_stream::StreamExt as _;
 
-use super::cluster::{Cluster, LONG, connect, until};
+use super::cluster::{Cluster, LONG, connect, found, until};
 use crate::partition::testing::batch;
 
 const PARTITIONS: u32 = 16;
@@ -56,18 +54,14 @@ async fn all_served(cluster: &Cluster) -> Vec<usize> {
 async fn write_to_all(cluster: &Cluster) -> Vec<u64> {
     let mut indexes = Vec::new();
     for number in 0..PARTITIONS {
-        let written = tokio::time::timeout(LONG, async {
-            loop {
-                let leader = all_served(cluster).await[number as usize];
-                let replica = cluster.broker(leader).group_replicas.get(number).unwrap();
-                // A lead may be lost in between.
-                if let Ok((_, index)) = replica.command(harmless()).await {
-                    return index;
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
+        let written = found("a command to be applied", async || {
+            let leader = all_served(cluster).await[number as usize];
+            let replica = cluster.broker(leader).group_replicas.get(number).unwrap();
+            // A lead may be lost in between.
+            let written = replica.command(harmless()).await;
+            written.ok().map(|(_, index)| index)
         });
-        indexes.push(written.await.unwrap());
+        indexes.push(written.await);
     }
     indexes
 }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use qute_proto::ids::{MemberId, TopicId};
@@ -16,11 +15,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use crate::broker::tests::cluster::{Cluster, LONG, connect};
+use crate::broker::tests::cluster::{Cluster, LONG, connect, found};
 
 /// A session that no test outlasts.
 pub(super) const FOREVER_MS: u32 = 600_000;
-const POLL: Duration = Duration::from_millis(20);
 
 /// Brokers that allow short sessions.
 pub(super) async fn start() -> Cluster {
@@ -42,31 +40,27 @@ fn running(cluster: &Cluster) -> impl Iterator<Item = usize> + '_ {
 
 /// The broker that coordinates a group, once all brokers agree that it does.
 pub(super) async fn coordinator(cluster: &Cluster, group: &str) -> usize {
-    let end = tokio::time::Instant::now() + LONG;
     let request = v1::FindCoordinatorRequest {
         group: group.to_owned(),
     };
-    loop {
-        let mut found = Vec::new();
+    found("a coordinator", async || {
+        let mut told = Vec::new();
         for at in running(cluster) {
             let mut client = groups(cluster, at).await;
             let answer = client.find_coordinator(request.clone()).await;
             let leader = answer.unwrap().into_inner().leader;
-            found.push(leader.map_or(0, |leader| leader.broker_id));
+            told.push(leader.map_or(0, |leader| leader.broker_id));
         }
-        let led = running(cluster).find(|at| cluster.broker(*at).broker_id().0 == found[0]);
-        if let Some(at) = led
-            && found.iter().all(|one| *one == found[0])
-            && describe(cluster, at, group)
-                .await
-                .error
-                .is_none_or(|error| error.code() == ErrorCode::UnknownGroup)
-        {
-            return at;
+        let led = running(cluster).find(|at| cluster.broker(*at).broker_id().0 == told[0])?;
+        if !told.iter().all(|one| *one == told[0]) {
+            return None;
         }
-        assert!(tokio::time::Instant::now() < end, "no coordinator");
-        tokio::time::sleep(POLL).await;
-    }
+        let error = describe(cluster, led, group).await.error;
+        error
+            .is_none_or(|error| error.code() == ErrorCode::UnknownGroup)
+            .then_some(led)
+    })
+    .await
 }
 
 pub(super) async fn describe(

@@ -1,7 +1,5 @@
 //! Offsets and groups from outside of sessions.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use qute_proto::ids::TopicId;
 use qute_proto::v1::{self, ErrorCode, GroupState};
@@ -10,7 +8,7 @@ use super::client::{
     FOREVER_MS, Member, code, commit, committed, coordinator, describe, groups, join, outcomes,
     start, topic,
 };
-use crate::broker::tests::cluster::{Cluster, LONG};
+use crate::broker::tests::cluster::{Cluster, found};
 
 fn nobody() -> (Bytes, u64) {
     (Bytes::new(), 0)
@@ -244,11 +242,10 @@ async fn offsets_of_a_group_without_members_go_after_their_retention() {
     let idle = coordinator(&cluster, "idle").await;
     let answer = commit(&cluster, idle, "idle", nobody(), &[(0, 0, 1)]).await;
     assert_eq!(outcomes(&answer), [Ok(1)]);
-    let end = tokio::time::Instant::now() + LONG;
-    while describe(&cluster, idle, "idle").await.error.is_none() {
-        assert!(tokio::time::Instant::now() < end, "it is kept for ever");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    found("the idle group to go", async || {
+        describe(&cluster, idle, "idle").await.error
+    })
+    .await;
     assert_eq!(committed(&cluster, at, "g").await, [(0, 5)].into());
     cluster.shutdown().await;
 }
@@ -295,15 +292,11 @@ async fn deleted_topic_is_forgotten_by_its_groups_and_an_unknown_one_is_not() {
     let answer = cluster.admin(leader).await.delete_topic(request).await;
     assert_eq!(answer.unwrap().into_inner().error, None);
     member.until(|it| it.update.generation > generation).await;
-    let end = tokio::time::Instant::now() + LONG;
-    loop {
+    let left = found("one offset to be left", async || {
         let left = describe(&cluster, at_h, "h").await.offsets;
-        if left.len() == 1 {
-            assert_eq!(left[0].topic_id, unknown.to_wire());
-            break;
-        }
-        assert!(tokio::time::Instant::now() < end, "{left:?}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        (left.len() == 1).then_some(left)
+    })
+    .await;
+    assert_eq!(left[0].topic_id, unknown.to_wire());
     cluster.shutdown().await;
 }
